@@ -1,0 +1,1 @@
+"""Drafters: cheap guesses for the target to check. ``registry.py`` lists them by name."""

@@ -1,0 +1,94 @@
+"""Start the planner node and, with autostart, bring it to active."""
+
+from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
+from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
+from launch.conditions import IfCondition
+from launch.events import matches_action
+from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import LifecycleNode
+from launch_ros.event_handlers import OnStateTransition
+from launch_ros.events.lifecycle import ChangeState
+from launch_ros.parameter_descriptions import ParameterValue
+from launch_ros.substitutions import FindPackageShare
+from lifecycle_msgs.msg import Transition
+
+
+def generate_launch_description() -> LaunchDescription:
+    default_params = PathJoinSubstitution([FindPackageShare("spec_planner"), "config", "planner.yaml"])
+    return LaunchDescription(
+        [
+            DeclareLaunchArgument(
+                "model",
+                default_value="",
+                description="Local Hugging Face model directory, or 'default'; empty leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
+                "drafter",
+                default_value="",
+                description="none, lookup, draft-model, or a checkpoint directory; empty leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
+                "params_file",
+                default_value=default_params,
+                description="YAML file of parameters; model and drafter, if given, take precedence over it.",
+            ),
+            DeclareLaunchArgument(
+                "namespace", default_value="", description="Namespace of the node; its topics move along."
+            ),
+            DeclareLaunchArgument(
+                "autostart",
+                default_value="true",
+                choices=["true", "false"],
+                description="Configure and activate the node as soon as it runs.",
+            ),
+            DeclareLaunchArgument(
+                "use_sim_time",
+                default_value="false",
+                choices=["true", "false"],
+                description="Stamp messages with the time of /clock; deadlines stay on real time.",
+            ),
+            DeclareLaunchArgument(
+                "log_level",
+                default_value="info",
+                choices=["debug", "info", "warn", "error", "fatal"],
+                description="Least severe log messages to show.",
+            ),
+            OpaqueFunction(function=planner),
+        ]
+    )
+
+
+def planner(context: LaunchContext) -> list[LaunchDescriptionEntity]:
+    """The node and what starts it; a function, because an empty argument must not become a parameter."""
+    given = {name: LaunchConfiguration(name).perform(context) for name in ("model", "drafter")}
+    use_sim_time = LaunchConfiguration("use_sim_time").perform(context) == "true"
+    node = LifecycleNode(
+        package="spec_planner",
+        executable="planner_node",
+        name="planner",
+        namespace=LaunchConfiguration("namespace"),
+        parameters=[
+            LaunchConfiguration("params_file"),
+            {name: ParameterValue(value, value_type=str) for name, value in given.items() if value},
+            {"use_sim_time": use_sim_time},
+        ],
+        ros_arguments=["--log-level", LaunchConfiguration("log_level")],
+        output="screen",
+    )
+    autostart = IfCondition(LaunchConfiguration("autostart"))
+    configure = EmitEvent(event=transition(node, Transition.TRANSITION_CONFIGURE), condition=autostart)
+    # Only the way up: a node that an operator deactivates stays inactive.
+    activate_when_configured = RegisterEventHandler(
+        OnStateTransition(
+            target_lifecycle_node=node,
+            start_state="configuring",
+            goal_state="inactive",
+            entities=[EmitEvent(event=transition(node, Transition.TRANSITION_ACTIVATE))],
+        ),
+        condition=autostart,
+    )
+    return [activate_when_configured, node, configure]
+
+
+def transition(node: LifecycleNode, transition_id: int) -> ChangeState:
+    return ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition_id)

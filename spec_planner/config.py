@@ -1,0 +1,93 @@
+"""The planner's configuration: one frozen record, checked when made. YAML keys and ROS parameters are its fields."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .decoding.sampling import SamplingParams
+
+ENGINES = ("auto", "torch")
+PRECISIONS = ("float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names it and says what it may be."""
+
+
+def _setting(default: Any, doc: str, *, low: float | None = None, high: float | None = None,
+             choices: tuple[str, ...] = ()) -> Any:  # fmt: skip
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """Everything the planner can be told. Field metadata carries the description and range that ROS shows.
+
+    Raises:
+        ConfigError: a value is out of range or not one of the choices.
+    """
+
+    model: str = _setting(
+        "default", "Target: a local Hugging Face model directory, or 'default' (SmolLM2-135M-Instruct)."
+    )
+    drafter: str = _setting("lookup", "Drafter: none, lookup, draft-model, or a drafter checkpoint directory.")
+    draft_model: str = _setting("", "For drafter draft-model: its directory; empty uses the target's own first layers.")
+    draft_layers: int = _setting(
+        6, "Layers of the target used as draft model when draft_model is empty.", low=1, high=256
+    )
+    num_draft_tokens: int = _setting(7, "Tokens drafted per verify pass; the pass scores one more.", low=1, high=63)
+    rule: str = _setting(
+        "drafter-invariant", "Acceptance rule: drafter-invariant (same tokens) or rejection (same law)."
+    )
+    engine: str = _setting("auto", "What runs the target.", choices=ENGINES)
+    precision: str = _setting("float32", "Compute type of the target.", choices=PRECISIONS)
+    device: str = _setting("auto", "Where the target runs; auto takes a GPU if torch sees one.", choices=DEVICES)
+    threads: int = _setting(0, "CPU threads for the target; 0 lets the library choose.", low=0, high=1024)
+    context_length: int = _setting(2048, "Tokens of prompt and answer the KV cache holds.", low=64, high=1_048_576)
+    temperature: float = _setting(0.0, "0 is greedy; a goal may override it.", low=0.0, high=100.0)
+    top_k: int = _setting(0, "Sample among the k likeliest tokens; 0 turns it off.", low=0, high=1_000_000)
+    top_p: float = _setting(
+        1.0, "Sample among the likeliest tokens that hold this much probability.", low=1e-6, high=1.0
+    )
+    seed: int = _setting(
+        0, "Fixes every random draw; same prompt, seed and settings give the same tokens.", low=0, high=2**62
+    )
+    max_tokens: int = _setting(160, "Longest answer, in tokens.", low=1, high=1_048_576)
+    deadline_s: float = _setting(0.0, "Seconds a goal may take from acceptance; 0 is no limit.", low=0.0, high=86_400.0)
+    skills_file: str = _setting("", "YAML list of the robot's skills; empty uses the installed household skills.")
+    objects: tuple[str, ...] = _setting((), "Objects in the scene when a goal names none.")
+    places: tuple[str, ...] = _setting((), "Places in the scene when a goal names none.")
+    max_instruction_bytes: int = _setting(16_384, "Longer instructions are refused.", low=1, high=1_048_576)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check(entry.name, getattr(self, entry.name), entry.metadata, type(entry.default))
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed)
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any]) -> PlannerConfig:
+        """From parsed YAML or ROS parameters; an unknown key is refused by name."""
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown setting {', '.join(unknown)}; the settings are {', '.join(sorted(known))}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def _check(name: str, value: Any, rule: Any, kind: type) -> None:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    if kind is tuple and not all(isinstance(item, str) and item for item in value):
+        raise ConfigError(f"{name} must be a list of non-empty strings, got {value!r}")
+    if rule["choices"] and value not in rule["choices"]:
+        raise ConfigError(f"{name} must be one of {', '.join(rule['choices'])}, got {value!r}")
+    if rule["low"] is not None and not (math.isfinite(value) and rule["low"] <= value <= rule["high"]):
+        raise ConfigError(f"{name} must be between {rule['low']} and {rule['high']}, got {value}")

@@ -1,0 +1,205 @@
+"""The decoding loop: draft, verify, accept, commit. It owns the anchor and the order of the calls, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .accept import Acceptance, Rule, TargetLaws
+from .contracts import ContextOverflow, Drafter, PromptInput, Target, TargetOutput, check_compatible
+from .draft_sampler import RunDraftSampler
+from .draft_tree import DraftTree
+from .exact_rules import RULES
+from .metrics import StepMetrics
+from .random_stream import Purpose, RandomSource, RandomStream
+from .sampling import Law, SamplingParams
+from .stopping import Finish, Stopping
+
+PREFILL_CHUNK = 128  # prompt tokens per pass; an interrupt is seen between chunks
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """What one cycle emitted: accepted draft tokens and the target's own, cut by the stop conditions.
+
+    The first step carries the token sampled from the prefill and has no acceptance. A run that is interrupted ends
+    with a step of no tokens. ``finish`` is set on the last step only; the target's context may then be ahead of the
+    emitted tokens, so a later run starts with ``truncate``.
+    """
+
+    tokens: tuple[int, ...]
+    acceptance: Acceptance | None
+    metrics: StepMetrics
+    finish: Finish | None = None
+
+
+def decode(
+    target: Target,
+    drafter: Drafter | None,
+    prompt: PromptInput,
+    sampling: SamplingParams,
+    stopping: Stopping,
+    rule: Rule,
+    budget: Callable[[], int] = lambda: 0,
+    clock: Clock = time.perf_counter,
+    random: RandomSource | None = None,
+) -> Iterator[DecodeStep]:
+    """Decode after ``prompt``, one yield per cycle; closing the generator stops the run between cycles.
+
+    Args:
+        drafter: None for plain decoding, which is this same loop over one-node trees.
+        budget: asked once per cycle for a number of draft tokens, before drafting: an answer that depended on the
+            draft it governs would bias the output.
+        clock: monotonic seconds, for the metrics.
+        random: the run's randomness; by default the stream of ``sampling.seed``.
+
+    Raises:
+        Incompatible: target and drafter do not fit (``ContextOverflow``: the prompt exceeds the context).
+    """
+    check_compatible(target.info, drafter)
+    if not prompt.ids:
+        raise ContextOverflow("the prompt is empty: a target needs at least one token to continue from")
+    if len(prompt.ids) >= target.info.context_length:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt.ids)} tokens but the context holds {target.info.context_length}, at least one "
+            f"of them for the answer: shorten the prompt or raise context_length"
+        )
+    return _Run(target, drafter, sampling, stopping, rule, budget, clock, random or RandomStream(sampling.seed)).steps(
+        prompt
+    )
+
+
+class _Run:
+    """The state of one run: the anchor, where it stands, and what has been emitted."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        sampling: SamplingParams,
+        stopping: Stopping,
+        rule: Rule,
+        budget: Callable[[], int],
+        clock: Clock,
+        random: RandomSource,
+    ) -> None:
+        self.target, self.drafter, self.budget, self.random = target, drafter, budget, random
+        # With p a point mass every exact rule asks for the same token; matching is the one that takes any draft.
+        self.rule = RULES["drafter-invariant"] if sampling.greedy and rule.exact else rule
+        self.sampling, self.stopping, self.clock = sampling, stopping, clock
+        self.sampler = RunDraftSampler(rule, sampling, random)
+        self.anchor = self.position = self.emitted = self.index = 0
+
+    def steps(self, prompt: PromptInput) -> Iterator[DecodeStep]:
+        self.started = self.clock()
+        output = self._prefill(prompt)
+        self.position = self.target.committed_length
+        if output is None:
+            yield self._emit((), None, self.stopping.interrupted())
+            return
+        self.anchor = self.random.draw(self._laws(output)(0), Purpose.TARGET, self.position)
+        tokens, finish = self.stopping.cut((self.anchor,), 0)
+        yield self._emit(tokens, None, finish)
+        while finish is None:
+            self.index += 1
+            finish = self.stopping.interrupted() or ("context_full" if self._room() < 1 else None)
+            step = self._emit((), None, finish) if finish else self._cycle()
+            finish = step.finish
+            yield step
+
+    def _prefill(self, prompt: PromptInput) -> TargetOutput | None:
+        """Feed the prompt from an empty context; None if interrupted."""
+        self.target.tap(self.drafter.requirements.feature_layers if self.drafter else ())
+        self.target.truncate(0)
+        if self.drafter:
+            self.drafter.truncate(0)
+        # Pixels belong to the prompt as a whole, so such a prompt is one chunk.
+        size = PREFILL_CHUNK if prompt.pixels is None else len(prompt.ids)
+        output: TargetOutput | None = None
+        for start in range(0, len(prompt.ids), size):
+            if self.stopping.interrupted():
+                return None
+            chunk = prompt.ids[start : start + size]
+            output = self.target.extend(PromptInput(chunk, prompt.pixels))
+            if self.drafter:
+                self.drafter.observe(chunk, output.features(range(len(chunk))))
+        return output
+
+    def _cycle(self) -> DecodeStep:
+        lap = _Stopwatch(self.clock)
+        tree = self._draft()
+        draft_ms = lap()
+        output = self.target.verify(tree)
+        verify_ms = lap()
+        acceptance = self.rule(tree, self._laws(output), self.random, self.position)
+        accept_ms = lap()
+        self.target.commit(acceptance.path)
+        commit_ms = lap()
+        committed = [int(tree.tokens[node]) for node in acceptance.path]
+        if self.drafter:
+            self.drafter.observe(committed, output.features(acceptance.path))
+        draft_ms += lap()
+        tokens, finish = self.stopping.cut((*committed[1:], acceptance.next_token), self.emitted)
+        step = self._emit(tokens, acceptance, finish, tree, (draft_ms, verify_ms, accept_ms, commit_ms), lap)
+        self.anchor, self.position = acceptance.next_token, self.position + len(committed)
+        return step
+
+    def _draft(self) -> DraftTree:
+        # The last token of a cycle is the target's own, so a draft longer than what is left but one is waste.
+        limit = min(self._room() - 1, self.target.info.max_nodes - 1)
+        limit = min(limit, self.budget()) if self.drafter else 0
+        if self.drafter is None or limit < 1:
+            return DraftTree.root(self.anchor)
+        self.sampler.anchor_position = self.position
+        return self.drafter.draft(self.anchor, limit, self.sampler)
+
+    def _room(self) -> int:
+        """Tokens this cycle may still emit. The anchor takes one slot of the context, each draft token another."""
+        return min(self.target.info.context_length - self.position, self.stopping.max_tokens - self.emitted)
+
+    def _laws(self, output: TargetOutput) -> TargetLaws:
+        if self.sampling.greedy:
+            best = output.argmax()
+            return lambda node: Law.point(int(best[node]))
+        return lambda node: Law.from_logits(output.logits_row(node), self.sampling)
+
+    def _emit(
+        self,
+        tokens: tuple[int, ...],
+        acceptance: Acceptance | None,
+        finish: Finish | None,
+        tree: DraftTree | None = None,
+        phases: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+        lap: _Stopwatch | None = None,
+    ) -> DecodeStep:
+        self.emitted += len(tokens)
+        metrics = StepMetrics(
+            self.index,
+            self.position,
+            tree.num_nodes if tree else 0,
+            tree.num_draft_tokens if tree else 0,
+            acceptance.num_accepted if acceptance else 0,
+            *phases,
+            step_ms=lap.total() if lap else 0.0,
+            elapsed_ms=(self.clock() - self.started) * 1e3,
+            exact=self.rule.exact,
+        )
+        return DecodeStep(tokens, acceptance, metrics, finish)
+
+
+class _Stopwatch:
+    """Milliseconds since the last lap, and in total."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+
+    def __call__(self) -> float:
+        now = self._clock()
+        elapsed, self._last = now - self._last, now
+        return elapsed * 1e3
+
+    def total(self) -> float:
+        return (self._clock() - self._start) * 1e3

@@ -1,0 +1,48 @@
+"""When a run ends, and where an accepted stretch of tokens is cut."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Finish = Literal["eos", "max_tokens", "context_full", "deadline", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The stop conditions of one run.
+
+    Attributes:
+        max_tokens: emit at most this many tokens, at least 1.
+        stop_ids: a token that ends the run; it is emitted as the last one.
+        deadline: on ``clock``'s scale, in seconds; checked before every pass over the weights.
+        cancelled: asked before every pass.
+    """
+
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    deadline: float | None = None
+    cancelled: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+    def interrupted(self) -> Finish | None:
+        """Why no further pass may start, if so. A cancel outranks a deadline."""
+        if self.cancelled():
+            return "cancelled"
+        if self.deadline is not None and self.clock() >= self.deadline:
+            return "deadline"
+        return None
+
+    def cut(self, tokens: Sequence[int], already_emitted: int) -> tuple[tuple[int, ...], Finish | None]:
+        """The part of ``tokens`` to emit after ``already_emitted`` others, and the reason if the run ends with it."""
+        room = self.max_tokens - already_emitted
+        for index, token in enumerate(tokens[:room]):
+            if token in self.stop_ids:
+                return tuple(tokens[: index + 1]), "eos"
+        return tuple(tokens[:room]), "max_tokens" if len(tokens) >= room else None

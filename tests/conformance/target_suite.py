@@ -1,0 +1,98 @@
+"""What every ``Target`` must do. Subclass, provide the ``target`` fixture, and pytest runs the suite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spec_planner.decoding.contracts import PromptInput, Target
+from spec_planner.decoding.draft_tree import DraftTree
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
+
+
+@st.composite
+def small_trees(draw) -> DraftTree:
+    n = draw(st.integers(1, 8))
+    parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, n)]
+    return DraftTree(np.array(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))), np.array(parents))
+
+
+class TargetSuite:
+    """Logits may differ by ``tolerance`` between passes of different width; 0 where the engine promises bits."""
+
+    tolerance = 2e-4
+
+    @pytest.fixture(scope="class")
+    def target(self) -> Target:
+        raise NotImplementedError("a conformance test class provides its target")
+
+    def reference(self, target: Target, ids) -> np.ndarray:
+        """Logits after every one of ``ids``, fed one at a time."""
+        target.truncate(0)
+        return np.stack([target.extend(PromptInput((token,))).logits_row(0) for token in ids])
+
+    def test_meets_the_protocol(self, target):
+        assert isinstance(target, Target)
+        assert target.info.vocabulary_size > 40 and target.info.context_length >= 64 and target.info.max_nodes >= 8
+
+    def test_feeding_at_once_equals_one_at_a_time(self, target):
+        rows = self.reference(target, PROMPT)
+        target.truncate(0)
+        output = target.extend(PromptInput(PROMPT))
+        assert target.committed_length == len(PROMPT)
+        np.testing.assert_allclose(output.logits_row(0), rows[-1], atol=self.tolerance)
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(tree=small_trees(), data=st.data())
+    def test_verify_scores_every_branch_and_commit_keeps_one(self, target, tree, data):
+        path = [0]
+        while tree.children[path[-1]] and data.draw(st.booleans()):
+            path.append(data.draw(st.sampled_from(tree.children[path[-1]])))
+        target.truncate(0)
+        target.extend(PromptInput(PROMPT))
+        if data.draw(st.booleans()):
+            target.verify(DraftTree.chain((7, 7, 7)))  # abandoned: must leave no trace
+        output = target.verify(tree)
+        scores, best = [output.logits_row(node) for node in range(tree.num_nodes)], output.argmax()
+        assert target.committed_length == len(PROMPT)
+        target.commit(path)
+        assert target.committed_length == len(PROMPT) + len(path)
+        after = target.verify(DraftTree.root(11)).logits_row(0)
+        for node in range(tree.num_nodes):
+            branch = [int(token) for token in tree.tokens[tree.ancestor_mask[node]]]
+            np.testing.assert_allclose(
+                scores[node], self.reference(target, (*PROMPT, *branch))[-1], atol=self.tolerance
+            )
+            assert best[node] == scores[node].argmax()
+        committed = [int(tree.tokens[node]) for node in path]
+        np.testing.assert_allclose(after, self.reference(target, (*PROMPT, *committed, 11))[-1], atol=self.tolerance)
+
+    def test_truncate_forgets(self, target):
+        rows = self.reference(target, (*PROMPT[:4], 8))
+        target.truncate(4)
+        np.testing.assert_allclose(target.verify(DraftTree.root(8)).logits_row(0), rows[-1], atol=self.tolerance)
+        with pytest.raises(ValueError, match="cannot truncate"):
+            target.truncate(5)
+
+    def test_commit_is_due_once_and_follows_the_tree(self, target):
+        target.truncate(0)
+        target.extend(PromptInput(PROMPT))
+        target.verify(DraftTree.chain((1, 2)))
+        with pytest.raises(ValueError, match="does not follow the tree"):
+            target.commit((0, 2))
+        target.verify(DraftTree.chain((1, 2)))
+        target.commit((0, 1))
+        with pytest.raises(RuntimeError, match="commit needs a verified tree"):
+            target.commit((0,))
+
+    def test_ties_go_to_the_lowest_id(self, target):
+        target.truncate(0)
+        target.extend(PromptInput(PROMPT))
+        output = target.verify(DraftTree.chain((1, 2, 3)))
+        for node, best in enumerate(output.argmax()):
+            row = output.logits_row(node)
+            assert row.dtype == np.float32 and row.shape == (target.info.vocabulary_size,)
+            assert best == np.flatnonzero(row == row.max())[0]

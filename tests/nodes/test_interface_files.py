@@ -1,0 +1,119 @@
+"""Files that must agree with the node: launch arguments, config/planner.yaml, message definitions."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from spec_planner_msgs import msg as messages
+from spec_planner_msgs.action import GeneratePlan
+
+from spec_planner.config import PlannerConfig
+from spec_planner.decoding.contracts import TargetInfo
+from spec_planner.decoding.metrics import RunMetrics, StepMetrics
+from spec_planner.language.plan import Plan, PlanStep, RejectedLine
+from spec_planner.nodes import parameters
+from tests.nodes.support import ROOT, PlannerClient, PlannerProcess
+
+LAUNCH_FILE = ROOT / "launch" / "planner.launch.py"
+ABOUT_THE_PROCESS = {"params_file", "namespace", "autostart", "use_sim_time", "log_level"}  # no setting of the planner
+SETTINGS = {entry.name for entry in fields(PlannerConfig)}
+DEFINITIONS = sorted((ROOT / "spec_planner_msgs").glob("*/*.msg")) + sorted(
+    (ROOT / "spec_planner_msgs").glob("*/*.action")
+)
+
+
+def launch_arguments() -> dict[str, dict[str, ast.expr]]:
+    """Declared arguments and their keywords, read from the source: the ROS wheels on PyPI have no ``launch``."""
+    calls = [node for node in ast.walk(ast.parse(LAUNCH_FILE.read_text())) if isinstance(node, ast.Call)]
+    declared = [call for call in calls if getattr(call.func, "id", "") == "DeclareLaunchArgument"]
+    return {ast.literal_eval(call.args[0]): {k.arg: k.value for k in call.keywords if k.arg} for call in declared}
+
+
+def test_launch_arguments_are_described_and_known() -> None:
+    arguments = launch_arguments()
+    assert set(arguments) == {"model", "drafter"} | ABOUT_THE_PROCESS
+    for name, keywords in arguments.items():
+        description = ast.literal_eval(keywords["description"])
+        assert len(description) > 20 and description.endswith("."), name
+        assert "default_value" in keywords, f"{name} must be optional"
+
+
+def test_launch_arguments_that_become_parameters_are_declared_by_the_node(
+    namespace: str, client: PlannerClient, tmp_path: Path
+) -> None:
+    with PlannerProcess(namespace, tmp_path):
+        declared = set(client.parameter_names())
+        assert (set(launch_arguments()) - ABOUT_THE_PROCESS) | {"use_sim_time"} <= declared
+        assert declared >= SETTINGS
+        described = {d.name: d for d in client.describe(*sorted(SETTINGS))}
+    for entry in fields(PlannerConfig):
+        assert entry.metadata["doc"] in described[entry.name].description
+        ranged = described[entry.name].integer_range or described[entry.name].floating_point_range
+        assert bool(ranged) == (entry.metadata["low"] is not None), entry.name
+        if ranged:
+            assert (ranged[0].from_value, ranged[0].to_value) == (entry.metadata["low"], entry.metadata["high"])
+
+
+def test_launch_starts_the_installed_executable() -> None:
+    source = LAUNCH_FILE.read_text()
+    assert 'package="spec_planner"' in source and 'executable="planner_node"' in source
+    assert '"planner_node": "spec_planner.nodes.planner_node:main"' in (ROOT / "setup.py").read_text()
+
+
+def test_the_config_file_lists_every_setting_at_its_default() -> None:
+    content = yaml.safe_load((ROOT / "config" / "planner.yaml").read_text())
+    given = content["/**"]["ros__parameters"]
+    assert set(given) == SETTINGS
+    assert PlannerConfig.from_mapping(given) == PlannerConfig()
+
+
+def test_ros_reads_the_config_file(namespace: str, client: PlannerClient, tmp_path: Path) -> None:
+    arguments = ("--params-file", str(ROOT / "config" / "planner.yaml"))
+    with PlannerProcess(namespace, tmp_path, arguments=arguments):
+        objects, places, model = client.get("objects", "places", "model")
+    assert (list(objects.string_array_value), list(places.string_array_value)) == ([], [])
+    assert model.string_value == "default"
+
+
+def test_live_settings_exist() -> None:
+    assert parameters.LIVE < SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (PlanStep, messages.PlanStep),
+        (RejectedLine, messages.RejectedLine),
+        (Plan, messages.Plan),
+        (StepMetrics, messages.StepMetrics),
+        (RunMetrics, messages.RunMetrics),
+        (TargetInfo, messages.EngineInfo),
+    ],
+)
+def test_messages_carry_every_field_of_their_record(record: type, message: type) -> None:
+    assert {entry.name for entry in fields(record)} <= set(message.get_fields_and_field_types())
+
+
+def test_the_goal_can_override_every_sampling_setting() -> None:
+    goal = GeneratePlan.Goal()
+    assert {"temperature", "top_k", "top_p", "seed", "max_tokens", "objects", "places"} <= SETTINGS
+    assert (goal.temperature, goal.top_k, goal.top_p, goal.seed) == (0.0, 0, 1.0, 0)
+
+
+@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+def test_every_field_of_a_message_is_explained(path: Path) -> None:
+    previous = ""
+    for line in path.read_text().splitlines():
+        is_entry = re.match(r"[a-zA-Z]", line)
+        if is_entry:
+            comment = line.partition("#")[2] or (previous.startswith("#") and previous)
+            assert comment, f"{path.name}: no comment on {json.dumps(line)}"
+            if re.search(r"_ms\b", line.partition("#")[0]):
+                assert "[ms]" in comment, f"{path.name}: no unit on {json.dumps(line)}"
+        previous = line

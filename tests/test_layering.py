@@ -1,0 +1,105 @@
+"""Who may import whom. Data flows one way, and the decoding core runs with nothing but numpy installed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+_CONTRACTS = {f"spec_planner.decoding.{name}" for name in ("contracts", "draft_tree", "sampling")}
+_TORCH = {"torch", "safetensors", "transformers", "gguf"}
+
+# layer → what it may import besides itself and the standard library; a prefix allows everything below it
+ALLOWED = {
+    "spec_planner/decoding": {"numpy"},
+    "spec_planner/language": {"numpy", "yaml", "transformers", "tokenizers", "jinja2"},
+    "spec_planner/engines": {"numpy", *_TORCH, *_CONTRACTS},
+    "drafters": {"numpy", *_CONTRACTS},
+    "engine_trt": {"numpy", *_CONTRACTS},
+    "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language"},
+}
+HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "transformers", "spec_planner_msgs"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute names of every module a file imports, inside functions too."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = ".".join(base + (node.module.split(".") if node.module else []))
+            # ``from .. import x`` names modules; ``from ..a import b`` names a, whatever b is
+            names |= {module} if node.module else {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def files(layer: str) -> list[Path]:
+    found = sorted((ROOT / layer).rglob("*.py"))
+    assert found, f"layer {layer} has no files: the table in this test is out of date"
+    return found
+
+
+def below(name: str, allowed: set[str]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_a_layer_imports_only_what_the_table_allows(layer):
+    own = layer.replace("/", ".")
+    for path in files(layer):
+        for name in imports_of(path):
+            allowed = below(name, {own, *ALLOWED[layer]}) or name.split(".")[0] in sys.stdlib_module_names
+            assert allowed, f"{path.relative_to(ROOT)} imports {name}, which {layer} may not"
+
+
+def test_nobody_imports_the_nodes():
+    for path in [*files("spec_planner"), *files("drafters"), *files("engine_trt")]:
+        if "nodes" in path.relative_to(ROOT).parts:
+            continue
+        for name in imports_of(path):
+            assert not below(name, {"spec_planner.nodes"}), f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_only_the_factory_knows_concrete_classes():
+    concrete = {"drafters", "spec_planner.engines.torch_target", "engine_trt"}
+    for path in files("spec_planner"):
+        parts = path.relative_to(ROOT / "spec_planner").parts
+        if path.name == "factory.py" or parts[0] == "engines":
+            continue
+        for name in imports_of(path):
+            assert not below(name, concrete), f"{path.relative_to(ROOT)} imports {name}; only factory.py may"
+
+
+def test_the_core_runs_where_nothing_heavy_is_installed():
+    """Import and use the core with every heavy library made unimportable."""
+    script = f"""
+import sys
+for name in {sorted(HEAVY)!r}:
+    sys.modules[name] = None
+import pkgutil, importlib, spec_planner.decoding as core
+for module in pkgutil.iter_modules(core.__path__):
+    importlib.import_module("spec_planner.decoding." + module.name)
+import numpy as np
+from spec_planner.engines.table_target import TableTarget
+from spec_planner.decoding.contracts import PromptInput
+from spec_planner.decoding.exact_rules import RULES
+from spec_planner.decoding.loop import decode
+from spec_planner.decoding.sampling import SamplingParams
+from spec_planner.decoding.stopping import Stopping
+from drafters.lookup import LookupDrafter
+rows = np.eye(5, dtype=np.float32)
+target = TableTarget(lambda context: rows[(context[-1] + 1) % 5], 5)
+prompt = PromptInput((0, 1, 2, 3, 4, 0))
+steps = decode(target, LookupDrafter(), prompt, SamplingParams(), Stopping(9), RULES["drafter-invariant"], lambda: 4)
+print([token for step in steps for token in step.tokens])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1, 2, 3, 4, 0, 1, 2, 3, 4]"

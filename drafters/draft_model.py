@@ -5,7 +5,8 @@ The classic drafter (Leviathan et al., 2211.17192; Chen et al., 2302.01318). Its
 
     committed   x0 … x(t−1)     in the target's KV, and in the network's up to where the last draft went wrong
     anchor      x(t)            fed together with what the network still misses
-    drafts      x(t+1) …        each drawn from the network's law after the one before
+    drafts      x(t+1) …        each drawn from the network's law after the one before; with siblings, the
+                                 runners-up stand beside it as leaves, at no further pass of the network
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ _FEED_AT_ONCE = 32
 
 
 class ModelDrafter:
-    """Drafts chains with a network of its own KV cache."""
+    """Drafts with a network of its own KV cache: a chain, or a comb of ``siblings`` alternatives per position."""
 
     name = "draft-model"
 
-    def __init__(self, net: Target) -> None:
-        self._net = net
-        self.requirements = DrafterRequirements(vocabulary_size=net.info.vocabulary_size)
+    def __init__(self, net: Target, siblings: int = 1) -> None:
+        if siblings < 1:
+            raise ValueError(f"a draft model needs at least 1 candidate per position, got {siblings}")
+        self._net, self._siblings = net, siblings
+        self.requirements = DrafterRequirements(
+            vocabulary_size=net.info.vocabulary_size, draws_trees=siblings > 1
+        )
         self._ids: list[int] = []  # the target's committed context
         self._fed: list[int] = []  # what the network's KV holds; may run astray after a rejected draft
 
@@ -42,19 +47,21 @@ class ModelDrafter:
 
     def draft(self, anchor: int, budget: int, sampler: DraftSampler) -> DraftTree:
         position = len(self._ids)
-        # Feeding the anchor and all drafts but the last must fit the network's own context.
-        budget = min(budget, self._net.info.context_length - position)
-        if budget < 1:
+        # Every token fed, the anchor and all picks but the last, takes a slot of the network's own context.
+        depth = min(max(budget // self._siblings, 1), self._net.info.context_length - position)
+        if depth < 1:
             return DraftTree.root(anchor)
-        tokens, laws = [anchor], list[Law]()
-        logits = self._follow([*self._ids, anchor])
-        while True:
-            law = sampler.law(logits)
-            laws.append(law)
-            tokens.append(sampler.pick(law, position + len(tokens), slot=len(tokens)))
-            if len(tokens) > budget:
-                return sampler.tree(tokens, range(-1, budget), [*laws, None])
-            logits = self._feed(tokens[-1:])
+        tokens, parents, laws = [anchor], [-1], dict[int, Law]()
+        node, logits = 0, self._follow([*self._ids, anchor])
+        for level in range(1, depth + 1):
+            laws[node] = sampler.law(logits)
+            count = min(self._siblings, budget + 1 - len(tokens))
+            picked = sampler.pick_siblings(laws[node], count, position + level, slot=len(tokens))
+            parents += [node] * len(picked)
+            tokens += picked
+            if level < depth:
+                node, logits = len(tokens) - len(picked), self._feed(picked[:1])
+        return sampler.tree(tokens, parents, [laws.get(node) for node in range(len(tokens))])
 
     def close(self) -> None:
         self._net.close()

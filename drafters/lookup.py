@@ -3,34 +3,40 @@
 A robot's plan repeats its instruction, its scene and its skill names, so what comes next has often been seen. No
 weights, no training ("prompt lookup decoding", Saxena 2023; also the n-gram drafts of llama.cpp and transformers).
 
-    context   … go to ( kitchen ) … pick ( cup ) … go to ( | ?        anchor: "("
-    match             └ n-gram ┘→ kitchen ) … are the draft
+    context   … go to ( kitchen ) … go to ( table ) … go to ( | ?        anchor: "("
+    matches             └ n-gram ┘→ table ) …   is the draft; with branches, kitchen ) … grows beside it
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler
 from spec_planner.decoding.draft_tree import DraftTree
 
 
 class LookupDrafter:
-    """Longest match first, from ``max_ngram`` tokens down to ``min_ngram``; of several, the latest.
+    """Longest match first, from ``max_ngram`` tokens down to ``min_ngram``; among equals, the latest.
 
-    The draft is a fixed function of the committed context: a point mass, whatever the temperature.
+    The draft is a fixed function of the committed context: a point mass, whatever the temperature. With ``branches``
+    above 1, that many matches that continue differently share one tree, half of the budget going to the first, half of
+    the rest to the second, and so on; common beginnings are stored once.
     """
 
     name = "lookup"
-    requirements = DrafterRequirements()
 
-    def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
+    def __init__(self, max_ngram: int = 4, min_ngram: int = 2, branches: int = 1) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"prompt lookup needs 1 ≤ min_ngram ≤ max_ngram, got {min_ngram} and {max_ngram}")
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        if branches < 1:
+            raise ValueError(f"prompt lookup needs at least 1 branch, got {branches}")
+        self.requirements = DrafterRequirements(draws_trees=branches > 1)
+        self._sizes, self._branches = range(max_ngram, min_ngram - 1, -1), branches
         self._ids: list[int] = []
-        self._followers: dict[tuple[int, ...], int] = {}  # n-gram → index of what followed it last
+        self._followers: dict[tuple[int, ...], list[int]] = {}  # n-gram → indices of what followed it, latest last
 
     def truncate(self, length: int) -> None:
         kept = self._ids[:length]
@@ -43,27 +49,45 @@ class LookupDrafter:
             end = len(self._ids)
             for size in self._sizes:
                 if size <= end:
-                    self._followers[tuple(self._ids[end - size :])] = end
+                    self._followers.setdefault(tuple(self._ids[end - size :]), []).append(end)
 
     def draft(self, anchor: int, budget: int, sampler: DraftSampler) -> DraftTree:
-        # The anchor is not indexed yet, so whatever matches ended earlier.
-        end = len(self._ids) + 1
-        for size in self._sizes:
-            suffix = (*self._ids[max(0, end - size) :], anchor)
-            follower = self._followers.get(suffix) if len(suffix) == size else None
-            if follower is not None:
-                return DraftTree.chain((anchor, *self._copy(follower, anchor, budget)))
-        return DraftTree.root(anchor)
+        tokens, parents = [anchor], [-1]
+        places: dict[tuple[int, int], int] = {}  # (parent node, token) → node
+        branches = 0
+        for start in self._matches(anchor):
+            left = budget - len(tokens) + 1
+            branches += 1
+            share = left if branches == self._branches else (left + 1) // 2
+            before = len(tokens)
+            node = 0
+            for token in self._copy(start, anchor, share):
+                if (node, token) not in places:
+                    places[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = places[node, token]
+            branches -= len(tokens) == before  # nothing new in this one
+            if branches == self._branches or len(tokens) > budget:
+                break
+        return DraftTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
 
     def close(self) -> None:
         self.truncate(0)
 
-    def _copy(self, start: int, anchor: int, count: int) -> list[int]:
+    def _matches(self, anchor: int) -> Iterator[int]:
+        """Indices of what followed earlier occurrences of the last tokens, best match first, none twice."""
+        seen: set[int] = set()
+        for size in self._sizes:
+            # The anchor is not indexed yet, so whatever matches ended earlier.
+            suffix = (*self._ids[len(self._ids) + 1 - size :], anchor) if size <= len(self._ids) + 1 else ()
+            for follower in reversed(self._followers.get(suffix, ())):
+                if follower not in seen:
+                    seen.add(follower)
+                    yield follower
+
+    def _copy(self, start: int, anchor: int, count: int) -> Iterator[int]:
         """``count`` tokens from index ``start``; past the anchor it goes on with its own copy, so loops continue."""
         source = [*self._ids[start : start + count], anchor]
-        if start + count <= len(self._ids):
-            return source[:-1]
-        copied: list[int] = []
-        while len(copied) < count:
-            copied.append(source[len(copied)] if len(copied) < len(source) else copied[len(copied) - len(source)])
-        return copied
+        for index in range(count):
+            yield source[index % len(source)]

@@ -38,20 +38,17 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "autostart",
                 default_value="true",
-                choices=["true", "false"],
-                description="Configure and activate the node as soon as it runs.",
+                description="true or false: configure and activate the node as soon as it runs.",
             ),
             DeclareLaunchArgument(
                 "use_sim_time",
                 default_value="false",
-                choices=["true", "false"],
-                description="Stamp messages with the time of /clock; deadlines stay on real time.",
+                description="true or false: stamp messages with the time of /clock; deadlines stay on real time.",
             ),
             DeclareLaunchArgument(
                 "log_level",
                 default_value="info",
-                choices=["debug", "info", "warn", "error", "fatal"],
-                description="Least severe log messages to show.",
+                description="Least severe log messages to show: debug, info, warn, error or fatal.",
             ),
             OpaqueFunction(function=planner),
         ]
@@ -61,7 +58,6 @@ def generate_launch_description() -> LaunchDescription:
 def planner(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The node and what starts it; a function, because an empty argument must not become a parameter."""
     given = {name: LaunchConfiguration(name).perform(context) for name in ("model", "drafter")}
-    use_sim_time = LaunchConfiguration("use_sim_time").perform(context) == "true"
     node = LifecycleNode(
         package="spec_planner",
         executable="planner_node",
@@ -70,7 +66,7 @@ def planner(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         parameters=[
             LaunchConfiguration("params_file"),
             {name: ParameterValue(value, value_type=str) for name, value in given.items() if value},
-            {"use_sim_time": use_sim_time},
+            {"use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool)},
         ],
         ros_arguments=["--log-level", LaunchConfiguration("log_level")],
         output="screen",

@@ -10,6 +10,7 @@ from .decoding.sampling import SamplingParams
 
 ENGINES = ("auto", "torch")
 PRECISIONS = ("float32", "bfloat16", "float16")
+EXACTNESS = ("tokens", "bitwise")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -39,8 +40,16 @@ class PlannerConfig:
         6, "Layers of the target used as draft model when draft_model is empty.", low=1, high=256
     )
     num_draft_tokens: int = _setting(7, "Tokens drafted per verify pass; the pass scores one more.", low=1, high=63)
+    draft_branches: int = _setting(
+        1, "Alternatives drafted per position; 1 drafts chains, more draft trees.", low=1, high=16
+    )
     rule: str = _setting(
         "drafter-invariant", "Acceptance rule: drafter-invariant (same tokens) or rejection (same law)."
+    )
+    exactness: str = _setting(
+        "tokens",
+        "tokens: passes of any width; bitwise: one fixed width, so that logits too are equal to the last bit.",
+        choices=EXACTNESS,
     )
     engine: str = _setting("auto", "What runs the target.", choices=ENGINES)
     precision: str = _setting("float32", "Compute type of the target.", choices=PRECISIONS)
@@ -65,6 +74,11 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             _check(entry.name, getattr(self, entry.name), entry.metadata, type(entry.default))
+        if self.exactness == "bitwise" and self.draft_branches > 1:
+            raise ConfigError(
+                "exactness 'bitwise' needs chains, because a tree keeps a token's keys in another slot while it is "
+                "verified: set draft_branches to 1"
+            )
 
     @property
     def sampling(self) -> SamplingParams:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from drafters.registry import DRAFTERS, drafter_class
 
 from .config import ConfigError, PlannerConfig
+from .decoding.accept import Rule
 from .decoding.contracts import Drafter, Incompatible, check_compatible
 from .decoding.draft_budget import FixedBudget
 from .decoding.exact_rules import get_rule
@@ -29,7 +30,7 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     Raises:
         ValueError: (``ConfigError``, ``ModelError``, ``Incompatible``, …) one sentence on what cannot be used and why.
     """
-    rule = get_rule(config.rule)  # what costs nothing to check comes before what takes seconds to load
+    rule = find_rule(config.rule)  # what costs nothing to check comes before what takes seconds to load
     if config.drafter not in ("none", *DRAFTERS):
         raise ConfigError(f"no drafter is called {config.drafter!r}; choose none, {', '.join(DRAFTERS)}")
     skills = load_skills(Path(config.skills_file) if config.skills_file else None)
@@ -40,6 +41,16 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     drafter = _build_drafter(config, directory, target, report)
     check_compatible(target.info, drafter)
     return PlanPipeline(target, drafter, tokenizer, rule, FixedBudget(config.num_draft_tokens), skills)
+
+
+def find_rule(name: str) -> Rule:
+    """An acceptance rule by name; the relaxed ones, which change the output, carry it in their names."""
+    if name.startswith("relaxed-"):
+        from .decoding.relaxed import RELAXED_RULES
+
+        if name in RELAXED_RULES:
+            return RELAXED_RULES[name]()
+    return get_rule(name)
 
 
 def model_directory(model: str, report: Report = lambda line: None) -> Path:
@@ -69,6 +80,7 @@ def _load_target(config: PlannerConfig, directory: Path) -> TorchTarget:
         precision=config.precision,
         device=config.device,
         threads=config.threads,
+        pass_width=config.num_draft_tokens + 1 if config.exactness == "bitwise" else None,
     )
 
 
@@ -76,7 +88,7 @@ def _build_drafter(config: PlannerConfig, directory: Path, target: TorchTarget, 
     if config.drafter == "none":
         return None
     if config.drafter == "lookup":
-        lookup: Drafter = drafter_class("lookup")()
+        lookup: Drafter = drafter_class("lookup")(branches=config.draft_branches)
         return lookup
     if config.draft_model:
         draft_directory = model_directory(config.draft_model)
@@ -88,5 +100,5 @@ def _build_drafter(config: PlannerConfig, directory: Path, target: TorchTarget, 
         net = _load_target(config, draft_directory)
     else:
         net = target.first_layers(config.draft_layers, config.context_length)
-    drafter: Drafter = drafter_class("draft-model")(net)
+    drafter: Drafter = drafter_class("draft-model")(net, siblings=config.draft_branches)
     return drafter

@@ -1,4 +1,4 @@
-"""Stand-ins the tests share. ``ScriptedTarget`` says a fixed reply through the real Target contract, with numpy only."""
+"""Stand-ins the tests share. ``ScriptedTarget`` says a fixed reply through the real Target contract."""
 
 from __future__ import annotations
 

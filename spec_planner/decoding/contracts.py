@@ -79,7 +79,9 @@ class TargetOutput(Protocol):
 class Target(Protocol):
     """The model whose words count, with its KV cache. Not thread-safe: one caller at a time."""
 
-    info: TargetInfo
+    @property
+    def info(self) -> TargetInfo:
+        """What this target can do."""
 
     @property
     def committed_length(self) -> int:

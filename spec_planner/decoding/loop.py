@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .accept import Acceptance, Rule, TargetLaws
-from .contracts import ContextOverflow, Drafter, PromptInput, Target, TargetOutput, check_compatible
+from .contracts import ContextOverflow, Drafter, Incompatible, PromptInput, Target, TargetOutput, check_compatible
 from .draft_sampler import RunDraftSampler
 from .draft_tree import DraftTree
 from .exact_rules import RULES
@@ -56,9 +56,11 @@ def decode(
         random: the run's randomness; by default the stream of ``sampling.seed``.
 
     Raises:
-        Incompatible: target and drafter do not fit (``ContextOverflow``: the prompt exceeds the context).
+        Incompatible: target, drafter and rule do not fit (``ContextOverflow``: the prompt exceeds the context).
     """
     check_compatible(target.info, drafter)
+    if drafter is not None and drafter.requirements.draws_trees and rule.chains_only:
+        raise Incompatible(f"rule {rule.name!r} judges chains only but drafter {drafter.name!r} draws trees")
     if not prompt.ids:
         raise ContextOverflow("the prompt is empty: a target needs at least one token to continue from")
     if len(prompt.ids) >= target.info.context_length:
@@ -94,10 +96,10 @@ class _Run:
 
     def steps(self, prompt: PromptInput) -> Iterator[DecodeStep]:
         self.started = self.clock()
-        output = self._prefill(prompt)
+        output, interrupt = self._prefill(prompt)
         self.position = self.target.committed_length
         if output is None:
-            yield self._emit((), None, self.stopping.interrupted())
+            yield self._emit((), None, interrupt)
             return
         self.anchor = self.random.draw(self._laws(output)(0), Purpose.TARGET, self.position)
         tokens, finish = self.stopping.cut((self.anchor,), 0)
@@ -109,8 +111,8 @@ class _Run:
             finish = step.finish
             yield step
 
-    def _prefill(self, prompt: PromptInput) -> TargetOutput | None:
-        """Feed the prompt from an empty context; None if interrupted."""
+    def _prefill(self, prompt: PromptInput) -> tuple[TargetOutput | None, Finish | None]:
+        """Feed the prompt from an empty context; the last output, or why there is none."""
         self.target.tap(self.drafter.requirements.feature_layers if self.drafter else ())
         self.target.truncate(0)
         if self.drafter:
@@ -119,13 +121,13 @@ class _Run:
         size = PREFILL_CHUNK if prompt.pixels is None else len(prompt.ids)
         output: TargetOutput | None = None
         for start in range(0, len(prompt.ids), size):
-            if self.stopping.interrupted():
-                return None
+            if interrupt := self.stopping.interrupted():
+                return None, interrupt
             chunk = prompt.ids[start : start + size]
             output = self.target.extend(PromptInput(chunk, prompt.pixels))
             if self.drafter:
                 self.drafter.observe(chunk, output.features(range(len(chunk))))
-        return output
+        return output, None
 
     def _cycle(self) -> DecodeStep:
         lap = _Stopwatch(self.clock)

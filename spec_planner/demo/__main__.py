@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; the node has been stopped", file=sys.stderr)
+        print("\ndemo: interrupted; nothing is left running", file=sys.stderr)
         return 130
 
 

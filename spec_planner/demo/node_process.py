@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import IO
 
 EXECUTABLE = "planner_node"
-GRACE_S = ((signal.SIGINT, 10.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0))
+GRACE_S = ((signal.SIGINT, 5.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 3.0))
 _PR_SET_PDEATHSIG = 1
+_LOG_PREFIX = re.compile(r"^\[(\w+)\] \[[\d.]+\] \[[^\]]*\]: ")  # severity, time, node
 
 
 class DemoError(Exception):
@@ -64,7 +66,7 @@ class NodeProcess:
         """The last thing the node said that looks like a complaint, else the last thing it said; may be empty."""
         lines = [line.strip() for line in self.output().splitlines() if line.strip()]
         complaints = [line for line in lines if "ERROR" in line or "Error" in line or line.startswith("planner_node:")]
-        return (complaints or lines or [""])[-1][-300:]
+        return _LOG_PREFIX.sub("[\\1] ", (complaints or lines or [""])[-1])[:300]
 
     def output(self) -> str:
         """All it has printed so far."""

@@ -5,7 +5,9 @@ the accepted branch into place (for a chain nothing moves) and raises the length
 pass's own activations.
 
 A pass runs at one of a few widths, the draft padded up to the next: a matrix product over 2 or 3 rows can cost more
-than one over 4, and with a single width every row of every pass runs the very same kernels.
+than one over 4. It looks at a multiple of 64 cached slots, the tail masked. Both decide about bits, not only speed: a
+kernel sums in an order that depends on its shapes, so with a *single* width, and extents that leave no odd tail, a
+position's logits are the same to the last bit wherever in a pass its row stands (docs/exactness.md has the measurement).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .decoder_config import ModelError, read_decoder_config
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DECODE_WIDTHS = (1, 4, 8, 16, 24, 32, 48, 64)
 MAX_NODES = DECODE_WIDTHS[-1]
+EXTENT_STEP = 64  # a multiple of every SIMD vector a CPU kernel uses
 
 
 class TorchTarget:
@@ -36,7 +39,8 @@ class TorchTarget:
                  widths: Sequence[int] = DECODE_WIDTHS) -> None:  # fmt: skip
         self._decoder, self._widths = decoder, tuple(sorted(widths))
         # A padded pass writes past its last real row: leave room for one whole pass beyond the context.
-        self._cache = KVCache(decoder.config, context_length + self._widths[-1], decoder.dtype, decoder.device)
+        capacity = _round_up(context_length + self._widths[-1])
+        self._cache = KVCache(decoder.config, capacity, decoder.dtype, decoder.device)
         self._length = 0
         self._pending: DraftTree | None = None
         self._feature_layers: tuple[int, ...] = ()
@@ -59,8 +63,8 @@ class TorchTarget:
 
     @staticmethod
     def load(directory: Path, *, context_length: int, precision: str = "float32", device: str = "auto",
-             threads: int = 0) -> TorchTarget:  # fmt: skip
-        """Load a Llama, Qwen2 or Qwen3 checkpoint.
+             threads: int = 0, pass_width: int | None = None) -> TorchTarget:  # fmt: skip
+        """Load a Llama, Qwen2 or Qwen3 checkpoint; with ``pass_width``, every verify pass has that width (same bits).
 
         Raises:
             ModelError: the directory cannot be used, the context is longer than the model knows, or no such device.
@@ -75,9 +79,9 @@ class TorchTarget:
         if threads and place.type == "cpu":
             torch.set_num_threads(threads)
         weights = load_weights(directory, config)
-        capacity = context_length + MAX_NODES
-        decoder = Decoder(config, weights, capacity, DTYPES[precision], place)
-        return TorchTarget(decoder, context_length, directory.name, precision)
+        decoder = Decoder(config, weights, context_length + MAX_NODES, DTYPES[precision], place)
+        widths = DECODE_WIDTHS if pass_width is None else (pass_width,)
+        return TorchTarget(decoder, context_length, directory.name, precision, widths)
 
     def first_layers(self, num_layers: int, context_length: int) -> TorchTarget:
         """A smaller target made of this one's first layers, sharing its weights: a draft model that costs only KV."""
@@ -153,7 +157,7 @@ class TorchTarget:
         ids[:n] = tree.tokens
         positions = np.full(width, start, dtype=np.int64)
         positions[:n] += tree.depths
-        mask = np.zeros((width, start + width), dtype=np.bool_)
+        mask = np.zeros((width, _round_up(start + width)), dtype=np.bool_)
         mask[:n, :start] = True
         mask[:n, start : start + n] = tree.ancestor_mask
         padding = np.arange(n, width)
@@ -190,6 +194,10 @@ class TorchOutput:
             return None
         rows = list(path)
         return torch.stack([state[rows] for state in self._tapped.values()], dim=1)
+
+
+def _round_up(slots: int) -> int:
+    return -(-slots // EXTENT_STEP) * EXTENT_STEP
 
 
 def _device(name: str) -> torch.device:

@@ -148,7 +148,7 @@ def _bind(skill: Skill, arguments: Sequence[str]) -> tuple[str, ...]:
     if len(positional) + len(named) != len(skill.parameters):
         raise _NotAStep(f"{skill.signature} takes {len(skill.parameters)} values, got {len(positional) + len(named)}")
     values = (*positional, *(named[name] for name in skill.parameters[len(positional) :]))
-    for name, value in zip(skill.parameters, values):
+    for name, value in zip(skill.parameters, values, strict=True):
         if not value:
             raise _NotAStep(f"parameter {name!r} of {skill.signature} is empty")
     return values

@@ -46,7 +46,9 @@ def load_skills(path: str | os.PathLike[str] | None = None) -> tuple[Skill, ...]
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-        raise SkillError(f"skills file {file} cannot be read ({reason}): set skills_file to a YAML list of skills") from error
+        raise SkillError(
+            f"skills file {file} cannot be read ({reason}): set skills_file to a YAML list of skills"
+        ) from error
     return read_skills(text, str(file))
 
 
@@ -65,7 +67,7 @@ def read_skills(text: str, source: str) -> tuple[Skill, ...]:
     if not isinstance(entries, list) or not entries:
         raise SkillError(f"{source}: must be a list of skills, each with name, parameters and description")
     skills: dict[str, Skill] = {}
-    for index, (entry, line) in enumerate(zip(entries, lines)):
+    for index, (entry, line) in enumerate(zip(entries, lines, strict=True)):
         where = f"{source}, line {line}, entry {index + 1}"
         skill = _read_entry(entry, where)
         if skill.name in skills:
@@ -105,9 +107,9 @@ def _read_entry(entry: Any, where: str) -> Skill:
     if unknown:
         raise SkillError(f"{where}: unknown key {', '.join(unknown)}; a skill has name, parameters and description")
     name, parameters, description = entry.get("name"), entry.get("parameters", []), entry.get("description", "")
-    if not isinstance(name, str) or not re.fullmatch(_IDENTIFIER, name):
+    if not _is_identifier(name):
         raise SkillError(f"{where}: name must be an identifier such as go_to, got {name!r:.80}")
-    if not isinstance(parameters, list) or not all(isinstance(p, str) and re.fullmatch(_IDENTIFIER, p) for p in parameters):
+    if not isinstance(parameters, list) or not all(map(_is_identifier, parameters)):
         raise SkillError(f"{where} ({name}): parameters must be a list of identifiers, got {parameters!r:.80}")
     if not isinstance(description, str):
         raise SkillError(f"{where} ({name}): description must be text, got {description!r:.80}")
@@ -115,3 +117,7 @@ def _read_entry(entry: Any, where: str) -> Skill:
         return parse_signature(f"{name}({', '.join(parameters)})", description)
     except SkillError as error:
         raise SkillError(f"{where}: {error}") from error
+
+
+def _is_identifier(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(_IDENTIFIER, value) is not None

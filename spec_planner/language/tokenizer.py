@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Tokenizer:
         directory = Path(directory)
         if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
             raise TokenizerError(
-                f"no tokenizer in {directory}: it needs tokenizer.json (or tokenizer.model, or vocab.json with merges.txt)"
+                f"no tokenizer in {directory}: it needs tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
             )
         self._directory = directory
         self._tokenizer = _load(directory)
@@ -82,7 +83,7 @@ class Tokenizer:
         # Added tokens that a checkpoint does not mark as special (<think>, <tool_call>) survive the split: cut their
         # spelling behind its first character, so that no part contains one.
         cuts = [0, *(match.start() + 1 for match in self._control_text.finditer(text)), len(text)]
-        return [i for a, b in zip(cuts, cuts[1:]) for i in self._encode(text[a:b], split_special_tokens=True)]
+        return [i for a, b in pairwise(cuts) for i in self._encode(text[a:b], split_special_tokens=True)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``; special tokens are left out, bytes that are not UTF-8 become U+FFFD."""
@@ -125,7 +126,7 @@ class Tokenizer:
         return pieces
 
     def _read_stop_ids(self) -> frozenset[int]:
-        """End-of-sequence ids: a number or a list in generation_config.json and config.json, and the tokenizer's own."""
+        """End-of-sequence ids of generation_config.json and config.json (a number or list) and the tokenizer's own."""
         found: set[int] = set()
         if self._tokenizer.eos_token_id is not None:
             found.add(int(self._tokenizer.eos_token_id))
@@ -192,7 +193,7 @@ def _load(directory: Path) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise TokenizerError("the tokenizer needs the Python package transformers: install it and start again") from error
+        raise TokenizerError("the tokenizer needs the package transformers: install it and start again") from error
     with _quiet(transformers.logging):
         try:
             return transformers.AutoTokenizer.from_pretrained(

@@ -9,10 +9,11 @@ from typing import Any
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import KeyValue
-from spec_planner_msgs.action import GeneratePlan
-from spec_planner_msgs.msg import EngineInfo, Plan, PlanStep, RejectedLine, RunMetrics, StepMetrics
 from std_msgs.msg import Header
 from unique_identifier_msgs.msg import UUID
+
+from spec_planner_msgs.action import GeneratePlan
+from spec_planner_msgs.msg import EngineInfo, Plan, PlanStep, RejectedLine, RunMetrics, StepMetrics
 
 from ..config import ConfigError, PlannerConfig
 from ..decoding import metrics as plain_metrics
@@ -81,16 +82,19 @@ def result(
     return GeneratePlan.Result(
         plan=_plan(run.plan, instruction, goal_id, stamp),
         metrics=_run_metrics(run.metrics, outcome, goal_id, stamp),
-        tokens=list(run.tokens),
+        tokens=[int(token) for token in run.tokens],
         outcome=outcome,
         detail=detail,
-        time_to_first_step_ms=math.nan if first is None else first,
+        time_to_first_step_ms=math.nan if first is None else float(first),
     )
 
 
 def step_metrics(step: plain_metrics.StepMetrics, goal_id: UUID, stamp: Time) -> StepMetrics:
     return StepMetrics(
-        header=Header(stamp=stamp), goal_id=goal_id, acceptance_length=step.acceptance_length, **_same_fields(step)
+        header=Header(stamp=stamp),
+        goal_id=goal_id,
+        acceptance_length=step.acceptance_length,
+        **_same_fields(step, StepMetrics),
     )
 
 
@@ -104,7 +108,7 @@ def engine_info(pipeline: PlanPipeline, config: PlannerConfig, stamp: Time) -> E
         exact=pipeline.rule.exact,
         same_tokens=pipeline.rule.same_tokens,
         skills=[skill.signature for skill in pipeline.skills],
-        **_same_fields(pipeline.info, leave_out="versions"),
+        **_same_fields(pipeline.info, EngineInfo, leave_out="versions"),
     )
 
 
@@ -114,21 +118,37 @@ def _plan(plan: plain_plan.Plan, instruction: str, goal_id: UUID, stamp: Time) -
         goal_id=goal_id,
         instruction=instruction,
         steps=[_plan_step(step) for step in plan.steps],
-        rejected=[RejectedLine(**_same_fields(line)) for line in plan.rejected],
+        rejected=[RejectedLine(**_same_fields(line, RejectedLine)) for line in plan.rejected],
         complete=plan.complete,
         text=plan.text,
     )
 
 
 def _plan_step(step: plain_plan.PlanStep) -> PlanStep:
-    return PlanStep(**_same_fields(step))
+    return PlanStep(**_same_fields(step, PlanStep))
 
 
 def _run_metrics(run: plain_metrics.RunMetrics, outcome: str, goal_id: UUID, stamp: Time) -> RunMetrics:
-    return RunMetrics(header=Header(stamp=stamp), goal_id=goal_id, outcome=outcome, **_same_fields(run))
+    return RunMetrics(header=Header(stamp=stamp), goal_id=goal_id, outcome=outcome, **_same_fields(run, RunMetrics))
 
 
-def _same_fields(record: Any, leave_out: str = "") -> dict[str, Any]:
-    """A record's fields by name, tuples as the lists messages want. Records and messages share their field names."""
-    values = {entry.name: getattr(record, entry.name) for entry in fields(record) if entry.name != leave_out}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+def _same_fields(record: Any, message: type, leave_out: str = "") -> dict[str, Any]:
+    """A record's fields under the same names in ``message``, each in the message's own type.
+
+    The cast matters: rosidl's C code ends the process on an int, or a numpy number, where a message holds a double.
+    """
+    types = message.get_fields_and_field_types()
+    return {
+        entry.name: _cast(getattr(record, entry.name), types[entry.name])
+        for entry in fields(record)
+        if entry.name != leave_out
+    }
+
+
+def _cast(value: Any, field_type: str) -> Any:
+    if field_type.startswith("sequence<"):
+        return [_cast(item, field_type[len("sequence<") : -1]) for item in value]
+    for kind, cast in (("bool", bool), ("string", str), ("double", float), ("int", int), ("uint", int)):
+        if field_type.startswith(kind):
+            return cast(value)
+    raise TypeError(f"no cast to {field_type}: convert this field by hand")

@@ -41,10 +41,11 @@ from rclpy.lifecycle import LifecyclePublisher, LifecycleState, TransitionCallba
 from rclpy.parameter import Parameter
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.task import Future
-from spec_planner_msgs.action import GeneratePlan
-from spec_planner_msgs.msg import EngineInfo, Plan, RunMetrics, StepMetrics
 from std_msgs.msg import String
 from unique_identifier_msgs.msg import UUID
+
+from spec_planner_msgs.action import GeneratePlan
+from spec_planner_msgs.msg import EngineInfo, Plan, RunMetrics, StepMetrics
 
 from ..config import PlannerConfig
 from ..factory import build_pipeline
@@ -303,8 +304,11 @@ class PlannerNode(ManagedNode):
         if outcome != GeneratePlan.Result.REFUSED:
             self._outputs[Plan].publish(result.plan)
             self._outputs[RunMetrics].publish(result.metrics)
-        log = self.get_logger().info if outcome == GeneratePlan.Result.SUCCEEDED else self.get_logger().warning
-        log(f"goal {outcome} after {elapsed_s:.2f} s: {detail or f'{len(run.plan.steps)} steps'}")
+        sentence = f"goal {outcome} after {elapsed_s:.2f} s: {detail or f'{len(run.plan.steps)} steps'}"
+        if outcome == GeneratePlan.Result.SUCCEEDED:  # two calls: rclpy allows one severity per line of code
+            self.get_logger().info(sentence)
+        else:
+            self.get_logger().warning(sentence)
         goal.ended.set_result(result)
         if goal.handle is None:
             del self._goals[bytes(goal.goal_id.uuid)]

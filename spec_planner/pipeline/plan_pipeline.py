@@ -112,9 +112,9 @@ class PlanPipeline:
         """Run the passes a request will run once, so that the first request does not pay for lazy initialisation."""
         prompt = build_prompt("Bring the cup.", self.skills, Scene())
         ids = self._tokenizer.encode_chat(prompt.messages, prompt.answer_start)
-        stopping = Stopping(_WARM_UP_TOKENS)
+        settings = SamplingParams(), Stopping(_WARM_UP_TOKENS), self.rule, self._budget
         for drafter in (None, self._drafter):
-            for _ in decode(self._target, drafter, PromptInput(ids), SamplingParams(), stopping, self.rule, self._budget):
+            for _ in decode(self._target, drafter, PromptInput(ids), *settings):
                 pass
         if self._drafter:  # the drafter may have had no idea: run the widest pass whatever it said
             room = self.info.context_length - self._target.committed_length
@@ -160,7 +160,11 @@ def _outcome(finish: Finish | None, plan: Plan, max_tokens: int) -> tuple[Outcom
         return "succeeded", ""
     if finish == "eos":
         why = "the model ended its answer"
+    elif finish == "max_tokens":
+        why = f"the answer reached max_tokens ({max_tokens})"
     else:
-        why = f"the answer reached {f'max_tokens ({max_tokens})' if finish == 'max_tokens' else 'the end of the context'}"
-    first = f"; its first line {plan.rejected[0].text[:60]!r} was refused: {plan.rejected[0].reason}" if plan.rejected else ""
-    return "unparsable", f"{why} without a step the robot can do{first}"
+        why = "the answer reached the end of the context"
+    detail = f"{why} without a step the robot can do"
+    if plan.rejected:
+        detail += f"; its first line {plan.rejected[0].text[:60]!r} was refused: {plan.rejected[0].reason}"
+    return "unparsable", detail

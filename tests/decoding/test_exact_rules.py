@@ -7,6 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from spec_planner.certify import enumeration
+from spec_planner.certify.enumeration import TableDrafter, outcome_law, total_variation
 from spec_planner.decoding.accept import Acceptance, Rule
 from spec_planner.decoding.contracts import Incompatible, PromptInput
 from spec_planner.decoding.draft_tree import DraftTree, Proposal
@@ -16,8 +18,7 @@ from spec_planner.decoding.random_stream import Purpose
 from spec_planner.decoding.sampling import Law, SamplingParams
 from spec_planner.decoding.stopping import Stopping
 
-from .enumeration import outcome_law, total_variation
-from .toys import SHAPES, TableDrafter, disjoint, logits_of, table_target
+from .toys import SHAPES, VOCABULARY, disjoint, logits_of, table_target
 
 LENGTH = 3
 PAIRS = {  # target logits, draft logits
@@ -36,35 +37,11 @@ SAMPLINGS = {
 
 
 def speculative_law(of, draft_of, sampling, rule, shape):
-    def run(source):
-        steps = decode(
-            table_target(of),
-            TableDrafter(draft_of, shape),
-            PromptInput((0,)),
-            sampling,
-            Stopping(LENGTH),
-            rule,
-            budget=lambda: 63,
-            random=source,
-        )
-        return tuple(token for step in steps for token in step.tokens)
-
-    return outcome_law(run)
+    return enumeration.speculative_law(of, draft_of, VOCABULARY, sampling, rule, shape, LENGTH)
 
 
 def true_law(of, sampling):
-    law = {(): 1.0}
-    for _ in range(LENGTH):
-        law = {
-            (*tokens, int(token)): weight * probability
-            for tokens, weight in law.items()
-            for token, probability in zip(*_parts(Law.from_logits(of((0, *tokens)), sampling)), strict=True)
-        }
-    return law
-
-
-def _parts(law):
-    return law.ids, law.probabilities
+    return enumeration.target_law(of, sampling, LENGTH)
 
 
 def _cases():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_planner.certify.enumeration import TableDrafter
 from spec_planner.decoding.contracts import ContextOverflow, DrafterRequirements, Incompatible, PromptInput
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import PREFILL_CHUNK, decode
@@ -15,7 +16,7 @@ from spec_planner.decoding.sampling import NumericError, SamplingParams
 from spec_planner.decoding.stopping import Stopping
 from spec_planner.engines.table_target import TableTarget
 
-from .toys import SHAPES, TableDrafter, logits_of, table_target
+from .toys import SHAPES, logits_of, table_target
 
 VOCABULARY = 40
 
@@ -191,3 +192,10 @@ def test_broken_logits_stop_the_run():
     for temperature in (0.0, 1.0):
         with pytest.raises(NumericError):
             run(table_target(of), None, SamplingParams(temperature), Stopping(9))
+
+
+def test_a_passing_interrupt_in_the_prefill_still_ends_the_run():
+    answers = iter([True, False, False])
+    stop = Stopping(9, cancelled=lambda: next(answers))
+    steps = run(table_target(logits_of(1, 1.0)), None, SamplingParams(), stop)
+    assert [step.finish for step in steps] == ["cancelled"]

@@ -1,4 +1,4 @@
-"""Small targets and drafters whose laws are known in full."""
+"""Small targets whose laws are known in full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import zlib
 
 import numpy as np
 
-from spec_planner.decoding.contracts import DrafterRequirements
 from spec_planner.engines.table_target import TableTarget
 
 VOCABULARY = 3
@@ -42,42 +41,3 @@ def disjoint(of, allowed: tuple[int, ...]):
 
 def table_target(of, vocabulary_size: int = VOCABULARY) -> TableTarget:
     return TableTarget(of, vocabulary_size)
-
-
-class TableDrafter:
-    """Drafts a tree of a fixed shape with laws of its own."""
-
-    name = "table"
-    requirements = DrafterRequirements()
-
-    def __init__(self, of, shape: tuple[int, ...]) -> None:
-        self._of, self._shape = of, shape
-        self._ids: list[int] = []
-
-    def truncate(self, length: int) -> None:
-        del self._ids[length:]
-
-    def observe(self, committed_ids, features) -> None:
-        self._ids.extend(committed_ids)
-
-    def draft(self, anchor, budget, sampler):
-        tokens, parents, laws = [anchor], [-1], [None]
-        place = {0: 0}  # node of the shape → node of the tree; a law with few tokens may yield fewer siblings
-        contexts = [(*self._ids, anchor)]
-        for node in range(len(self._shape)):
-            wanted = [child for child, parent in enumerate(self._shape) if parent == node]
-            if node not in place or not wanted:
-                continue
-            here = place[node]
-            laws[here] = sampler.law(self._of(contexts[here]))
-            picked = sampler.pick_siblings(laws[here], len(wanted), len(contexts[here]), len(tokens))
-            for child, token in zip(wanted, picked, strict=False):
-                place[child] = len(tokens)
-                contexts.append((*contexts[here], token))
-                tokens.append(token)
-                parents.append(here)
-                laws.append(None)
-        return sampler.tree(tokens, parents, laws)
-
-    def close(self) -> None:
-        pass

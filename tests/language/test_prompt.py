@@ -7,9 +7,9 @@ import pytest
 from spec_planner.language.plan import Scene, Skill
 from spec_planner.language.plan_parser import PlanParser
 from spec_planner.language.prompt import PromptError, build_prompt
-from spec_planner.language.skills import load_skills
+from spec_planner.language.skills import load_skills, parse_signature
 
-FORKLIFT = (Skill("navigate", ("location",)), Skill("lift", ("pallet",)), Skill("drop", ("pallet", "location")), Skill("stop", ()))
+FORKLIFT = tuple(map(parse_signature, ("navigate(location)", "lift(pallet)", "drop(pallet, location)", "stop()")))
 
 
 @pytest.mark.parametrize("skills", [load_skills(), load_skills()[:3], FORKLIFT, FORKLIFT[3:]])

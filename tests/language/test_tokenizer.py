@@ -125,7 +125,7 @@ def test_unusable_directory_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_loading_prints_nothing_and_leaves_the_library_settings(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_is_silent_and_leaves_no_settings(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import transformers
 
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()

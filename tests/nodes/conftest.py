@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)  # DDS has ports for do
 import rclpy  # noqa: E402  (reads the variables above)
 
 from tests.models import make_tiny_model  # noqa: E402
-from tests.nodes.support import PlannerClient, PlannerProcess  # noqa: E402
+from tests.nodes.support import PlannerClient, active_planner, fresh_namespace  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,7 +31,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def namespace() -> str:
-    return f"/test_{uuid.uuid4().hex[:8]}"
+    return fresh_namespace()
 
 
 @pytest.fixture
@@ -41,17 +40,21 @@ def client(namespace: str) -> Iterator[PlannerClient]:
         yield planner_client
 
 
-@pytest.fixture
-def planner(namespace: str, client: PlannerClient, tiny_model: Path, tmp_path: Path) -> Iterator[PlannerProcess]:
-    """An active planner on the tiny random model: its answers are gibberish, everything else is real."""
-    with PlannerProcess(namespace, tmp_path, model=str(tiny_model), context_length=4096) as process:
-        client.bring_up()
-        yield process
+@pytest.fixture(scope="module")
+def planner(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerClient]:
+    """An active planner on the tiny random model: its answers are gibberish, everything else is real.
+
+    Its first layer drafts, because prompt lookup finds nothing to repeat in gibberish. A module's tests share it, so a
+    test that changes its state or parameters changes them back.
+    """
+    settings = {"model": str(tiny_model), "drafter": "draft-model", "draft_layers": 1, "num_draft_tokens": 4}
+    with active_planner(fresh_namespace(), tmp_path_factory.mktemp("planner"), **settings) as client:
+        yield client
 
 
-@pytest.fixture
-def scripted(namespace: str, client: PlannerClient, tiny_model: Path, tmp_path: Path) -> Iterator[PlannerProcess]:
-    """An active planner whose target says a fixed plan of four steps, 0.1 s per pass."""
-    with PlannerProcess(namespace, tmp_path, script="scripted_node.py", model=str(tiny_model)) as process:
-        client.bring_up()
-        yield process
+@pytest.fixture(scope="module")
+def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerClient]:
+    """An active planner whose target says a fixed plan of four steps, 0.1 s per pass; shared like ``planner``."""
+    settings = {"script": "scripted_node.py", "model": str(tiny_model)}
+    with active_planner(fresh_namespace(), tmp_path_factory.mktemp("scripted"), **settings) as client:
+        yield client

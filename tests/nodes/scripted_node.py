@@ -16,7 +16,7 @@ from spec_planner.nodes.planner_node import main
 from spec_planner.pipeline.plan_pipeline import PlanPipeline
 from tests.fakes import ScriptedTarget
 
-ANSWER = "1. go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. place(red cup, table)\n"
+ANSWER = " go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. put(red cup, table)\n"
 PASS_SECONDS = 0.1
 
 

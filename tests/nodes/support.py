@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
+
 from spec_planner_msgs.action import GeneratePlan
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0  # for things that take well under a second on a quiet machine
 NODE = "import sys; from spec_planner.nodes.planner_node import main; sys.exit(main())"
+
+
+def fresh_namespace() -> str:
+    return f"/test_{uuid.uuid4().hex[:8]}"
 
 
 class PlannerProcess:
@@ -40,7 +46,7 @@ class PlannerProcess:
         program = [str(Path(__file__).with_name(script))] if script else ["-c", NODE]
         overrides = [part for name, value in parameters.items() for part in ("-p", f"{name}:={json.dumps(value)}")]
         self._command = [sys.executable, *program, "--ros-args", "-r", f"__ns:={namespace}", *overrides, *arguments]
-        self._log_file = folder / f"{namespace.strip('/')}.log"
+        self._log_file = folder / f"{namespace.strip('/').replace('/', '_')}.log"
 
     def __enter__(self) -> PlannerProcess:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -63,10 +69,13 @@ class PlannerProcess:
         return self._log_file.read_text()
 
     def end(self, number: int) -> int:
-        """Send signal ``number`` unless it has ended already, and wait for the exit code."""
+        """Send signal ``number``, unless the node has ended already, and wait for the exit code."""
+        self.signal(number)
+        return self.wait()
+
+    def signal(self, number: int) -> None:
         if self._process.poll() is None:
             self._process.send_signal(number)
-        return self.wait()
 
     def wait(self) -> int:
         return self._process.wait(timeout=PATIENCE_S)
@@ -75,9 +84,6 @@ class PlannerProcess:
         """Processor time used so far."""
         words = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-    def thread_count(self) -> int:
-        return len(list(Path(f"/proc/{self._process.pid}/task").iterdir()))
 
 
 @dataclass
@@ -94,7 +100,6 @@ class PlannerClient:
     """Everything a robot would ask of a planner in ``namespace``; each call spins until its answer is there."""
 
     namespace: str
-    plans: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> PlannerClient:
         self.node = rclpy.create_node("client", namespace=self.namespace)
@@ -185,6 +190,11 @@ class PlannerClient:
     def plan(self, instruction: str, **fields: Any) -> tuple[str, GeneratePlan.Result]:
         return self.finish(self.send(instruction, **fields))
 
+    def status(self, messages: list[Any]) -> list[Any]:
+        """This planner's own among the messages of /diagnostics."""
+        own = f"{self.namespace}/planner: ".lstrip("/")
+        return [status for message in messages for status in message.status if status.name.startswith(own)]
+
     @contextmanager
     def listening(self, kind: type, topic: str, qos: QoSProfile | int) -> Iterator[list[Any]]:
         """Messages of ``topic`` (absolute, or below the node) as they come, once the publisher is matched."""
@@ -196,3 +206,11 @@ class PlannerClient:
             yield messages
         finally:
             self.node.destroy_subscription(subscription)
+
+
+@contextmanager
+def active_planner(namespace: str, folder: Path, **settings: Any) -> Iterator[PlannerClient]:
+    """A client of a planner process that has been brought to active."""
+    with PlannerClient(namespace) as client, PlannerProcess(namespace, folder, **settings):
+        client.bring_up()
+        yield client

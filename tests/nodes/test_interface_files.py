@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from spec_planner_msgs import msg as messages
-from spec_planner_msgs.action import GeneratePlan
 
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.contracts import TargetInfo
 from spec_planner.decoding.metrics import RunMetrics, StepMetrics
 from spec_planner.language.plan import Plan, PlanStep, RejectedLine
 from spec_planner.nodes import parameters
+from spec_planner_msgs import msg as messages
+from spec_planner_msgs.action import GeneratePlan
 from tests.nodes.support import ROOT, PlannerClient, PlannerProcess
 
 LAUNCH_FILE = ROOT / "launch" / "planner.launch.py"

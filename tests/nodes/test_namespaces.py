@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spec_planner_msgs.msg import Plan
-
 from spec_planner.nodes import qos
+from spec_planner_msgs.msg import Plan
 from tests.nodes.support import PlannerClient, PlannerProcess
 
 

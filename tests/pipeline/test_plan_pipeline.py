@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_plan_streams_and_succeeds(tokenizer: Tokenizer, drafter: LookupDrafter 
     assert result.tokens == target.tokens
     # The stream: one message per step, text that only grows, every step exactly once, when its line is complete.
     assert [progress.metrics.index for progress in news] == list(range(result.metrics.verify_passes + 1))
-    assert all(b.text.startswith(a.text) for a, b in zip(news, news[1:]))
+    assert all(b.text.startswith(a.text) for a, b in pairwise(news))
     assert not any("\ufffd" in progress.text for progress in news)
     assert tuple(step for progress in news for step in progress.new_steps) == result.plan.steps
     first = next(progress for progress in news if progress.new_steps)
@@ -129,7 +129,7 @@ def test_the_context_may_fill_up(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("answer", "max_tokens", "detail"),
     [
-        (" I cannot do that.", 200, "the model ended its answer without a step.*'1. I cannot do that.' was refused: it is not"),
+        (" I cannot do that.", 200, "ended its answer without a step.*'1. I cannot do that.' was refused: it is not"),
         (" fly(moon)", 200, "'1. fly.moon.' was refused: 'fly' is not one of the robot's skills"),
         ("\n\n", 200, "the model ended its answer without a step.*'1.' was refused"),
         (ANSWER, 3, r"the answer reached max_tokens \(3\) without a step"),
@@ -164,10 +164,11 @@ def test_cancel_before_anything_was_said(tokenizer: Tokenizer) -> None:
 
 
 def test_deadline(tokenizer: Tokenizer, drafter: LookupDrafter | None) -> None:
-    target = scripted(tokenizer, pass_seconds=0.02)
-    result = pipeline(tokenizer, target, drafter).run(request(deadline=time.monotonic() + 0.35))
+    target = scripted(tokenizer, on_pass=lambda index: time.sleep(1.1 if index == 10 else 0))
+    result = pipeline(tokenizer, target, drafter).run(request(deadline=time.monotonic() + 1))
     assert result.outcome == "deadline" and "the deadline passed after" in result.detail
-    assert 0 < len(result.tokens) < len(target.tokens) and not result.plan.complete
+    assert target.passes == result.metrics.verify_passes == 11  # none after the one that overran
+    assert 11 < len(result.tokens) < len(target.tokens) and not result.plan.complete
 
 
 def test_requests_that_cannot_run_decode_nothing(tokenizer: Tokenizer) -> None:
@@ -227,9 +228,12 @@ def test_a_tokenizer_of_another_model_is_refused(tokenizer: Tokenizer) -> None:
 def test_time_outside_the_four_phases_is_small(tokenizer: Tokenizer) -> None:
     """3 % of a 50 ms step is 1.5 ms; detokenising, parsing and reporting must stay far below it."""
     planner = pipeline(tokenizer, scripted(tokenizer, ANSWER * 4))
-    started = time.perf_counter()
-    result = planner.run(request(max_tokens=600))
-    phases = result.metrics.verify_ms + result.metrics.accept_ms + result.metrics.commit_ms + result.metrics.draft_ms
-    outside = (time.perf_counter() - started) * 1e3 - phases - result.metrics.prefill_ms
-    assert result.metrics.verify_passes > 100
-    assert outside / result.metrics.verify_passes < 0.75
+    per_step_ms = []
+    for _ in range(3):  # the least of three: other processes may have the processor
+        started = time.perf_counter()
+        m = planner.run(request(max_tokens=600)).metrics
+        whole_ms = (time.perf_counter() - started) * 1e3
+        phases_ms = m.prefill_ms + m.draft_ms + m.verify_ms + m.accept_ms + m.commit_ms
+        assert m.verify_passes > 100
+        per_step_ms.append((whole_ms - phases_ms) / m.verify_passes)
+    assert min(per_step_ms) < 0.75

@@ -1,0 +1,112 @@
+"""A target that remembers: the logits that followed every committed token, whichever pass computed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decoding.accept import Rule
+from ..decoding.contracts import Drafter, PromptInput, Target, TargetInfo, TargetOutput
+from ..decoding.draft_tree import DraftTree
+from ..decoding.loop import decode
+from ..decoding.metrics import StepMetrics
+from ..decoding.sampling import Law, SamplingParams
+from ..decoding.stopping import Stopping
+
+
+class RecordingTarget:
+    """A ``Target`` around another. ``rows[t]`` are the logits [V] of the token at absolute position t.
+
+    ``draft_laws[t]`` is the drafter's law at that position, where it had one for the committed prefix.
+    """
+
+    def __init__(self, inner: Target) -> None:
+        self._inner = inner
+        self.rows: dict[int, NDArray[np.float32]] = {}
+        self.draft_laws: dict[int, Law] = {}
+        self._last: tuple[int, DraftTree, TargetOutput] | None = None  # committed length before the pass, and the pass
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._inner.info
+
+    @property
+    def committed_length(self) -> int:
+        return self._inner.committed_length
+
+    def tap(self, feature_layers: Sequence[int]) -> None:
+        self._inner.tap(feature_layers)
+
+    def truncate(self, length: int) -> None:
+        self._inner.truncate(length)
+
+    def extend(self, prompt: PromptInput) -> TargetOutput:
+        output = self._inner.extend(prompt)
+        self.rows[self._inner.committed_length] = output.logits_row(0).copy()
+        return output
+
+    def verify(self, tree: DraftTree) -> TargetOutput:
+        output = self._inner.verify(tree)
+        self._last = (self._inner.committed_length, tree, output)
+        return output
+
+    def commit(self, path: Sequence[int]) -> None:
+        assert self._last is not None
+        length, tree, output = self._last
+        for depth, node in enumerate(path):
+            position = length + depth + 1
+            self.rows[position] = output.logits_row(node).copy()
+            law = tree.draft_laws[node] if tree.draft_laws else None
+            if law is not None:
+                self.draft_laws[position] = law
+        self._inner.commit(path)
+
+    def lend(self, name: str) -> Any:
+        return self._inner.lend(name)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run: emitted tokens, the logits each was drawn from, and the drafter's law for it if it had one."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[NDArray[np.float32], ...]
+    draft_laws: tuple[Law | None, ...] = ()
+    steps: tuple[StepMetrics, ...] = ()
+
+
+def record(
+    target: Target,
+    drafter: Drafter | None,
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    rule: Rule,
+    budget: Callable[[], int],
+) -> Run:
+    """Decode once and keep everything."""
+    recorder = RecordingTarget(target)
+    steps = list(decode(recorder, drafter, PromptInput(prompt), sampling, Stopping(max_tokens, stop_ids), rule, budget))
+    tokens = tuple(token for step in steps for token in step.tokens)
+    first = len(prompt)
+    positions = range(first, first + len(tokens))
+    rows = tuple(recorder.rows[position] for position in positions)
+    laws = tuple(recorder.draft_laws.get(position) for position in positions)
+    return Run(tokens, rows, laws, tuple(step.metrics for step in steps))
+
+
+def score(target: Target, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> tuple[NDArray[np.float32], ...]:
+    """Logits that each of ``tokens`` would be drawn from, by feeding them one at a time: no drafting, no branch."""
+    target.truncate(0)
+    rows = [target.extend(PromptInput(prompt)).logits_row(0).copy()]
+    for token in tokens[:-1]:
+        rows.append(target.extend(PromptInput((token,))).logits_row(0).copy())
+    return tuple(rows)

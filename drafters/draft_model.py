@@ -31,9 +31,7 @@ class ModelDrafter:
         if siblings < 1:
             raise ValueError(f"a draft model needs at least 1 candidate per position, got {siblings}")
         self._net, self._siblings = net, siblings
-        self.requirements = DrafterRequirements(
-            vocabulary_size=net.info.vocabulary_size, draws_trees=siblings > 1
-        )
+        self.requirements = DrafterRequirements(vocabulary_size=net.info.vocabulary_size, draws_trees=siblings > 1)
         self._ids: list[int] = []  # the target's committed context
         self._fed: list[int] = []  # what the network's KV holds; may run astray after a rejected draft
 

@@ -12,8 +12,10 @@ from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
 from .decoding.contracts import Drafter, Incompatible, check_compatible
 from .decoding.draft_budget import FixedBudget
+from .decoding.draft_tree import Proposal
 from .decoding.exact_rules import get_rule
 from .engines.decoder_config import ModelError
+from .engines.threads import share_the_cpu
 from .language.skills import load_skills
 from .language.tokenizer import Tokenizer
 from .pipeline.plan_pipeline import PlanPipeline
@@ -31,16 +33,34 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
         ValueError: (``ConfigError``, ``ModelError``, ``Incompatible``, …) one sentence on what cannot be used and why.
     """
     rule = find_rule(config.rule)  # what costs nothing to check comes before what takes seconds to load
-    if config.drafter not in ("none", *DRAFTERS):
-        raise ConfigError(f"no drafter is called {config.drafter!r}; choose none, {', '.join(DRAFTERS)}")
+    check_fits(config, rule)
+    share_the_cpu()  # before anything imports torch
     skills = load_skills(Path(config.skills_file) if config.skills_file else None)
     directory = model_directory(config.model, report)
     tokenizer = Tokenizer(directory)
     report(f"loading {directory.name} ({config.precision})")
     target = _load_target(config, directory)
-    drafter = _build_drafter(config, directory, target, report)
-    check_compatible(target.info, drafter)
+    drafter = build_drafter(config, target, report)
     return PlanPipeline(target, drafter, tokenizer, rule, FixedBudget(config.num_draft_tokens), skills)
+
+
+def check_fits(config: PlannerConfig, rule: Rule) -> None:
+    """Refuse combinations of settings that could only fail later.
+
+    Raises:
+        ConfigError: no such drafter, or the rule cannot judge what the drafter would draw.
+    """
+    if config.drafter not in ("none", *DRAFTERS):
+        raise ConfigError(f"no drafter is called {config.drafter!r}; choose none, {', '.join(DRAFTERS)}")
+    if config.draft_branches > 1 and rule.chains_only and config.drafter != "none":
+        raise ConfigError(f"rule {rule.name!r} judges chains only: set draft_branches to 1 or choose a tree rule")
+    if config.drafter == "lookup" and Proposal.POINT_MASS not in rule.proposals:
+        raise ConfigError(
+            f"rule {rule.name!r} needs a drafter that draws from a law of its own, and lookup does not: "
+            f"use drafter-invariant or point-mass"
+        )
+    if config.exactness == "bitwise" and not rule.same_tokens:
+        raise ConfigError(f"exactness 'bitwise' needs rule drafter-invariant, because {rule.name!r} keeps the law only")
 
 
 def find_rule(name: str) -> Rule:
@@ -84,21 +104,31 @@ def _load_target(config: PlannerConfig, directory: Path) -> TorchTarget:
     )
 
 
-def _build_drafter(config: PlannerConfig, directory: Path, target: TorchTarget, report: Report) -> Drafter | None:
+def build_drafter(config: PlannerConfig, target: TorchTarget, report: Report = lambda line: None) -> Drafter | None:
+    """The drafter that ``config`` names, checked against ``target``; None for ``none``.
+
+    Raises:
+        ValueError: it cannot be loaded, or does not fit the target.
+    """
     if config.drafter == "none":
         return None
+    drafter: Drafter
     if config.drafter == "lookup":
-        lookup: Drafter = drafter_class("lookup")(branches=config.draft_branches)
-        return lookup
-    if config.draft_model:
-        draft_directory = model_directory(config.draft_model)
-        if Tokenizer(draft_directory).vocabulary != Tokenizer(directory).vocabulary:
-            raise Incompatible(
-                f"draft model {draft_directory} has another vocabulary than target {directory}: use one with the same"
-            )
-        report(f"loading draft model {draft_directory.name}")
-        net = _load_target(config, draft_directory)
+        drafter = drafter_class("lookup")(branches=config.draft_branches)
     else:
-        net = target.first_layers(config.draft_layers, config.context_length)
-    drafter: Drafter = drafter_class("draft-model")(net, siblings=config.draft_branches)
+        drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=config.draft_branches)
+    check_compatible(target.info, drafter)
     return drafter
+
+
+def _draft_net(config: PlannerConfig, target: TorchTarget, report: Report) -> TorchTarget:
+    """The network of a draft model: a checkpoint with the target's vocabulary, or the target's own first layers."""
+    if not config.draft_model:
+        return target.first_layers(config.draft_layers, config.context_length)
+    directory, target_directory = model_directory(config.draft_model), model_directory(config.model)
+    if Tokenizer(directory).vocabulary != Tokenizer(target_directory).vocabulary:
+        raise Incompatible(
+            f"draft model {directory} has another vocabulary than target {target_directory}: use one with the same"
+        )
+    report(f"loading draft model {directory.name}")
+    return _load_target(config, directory)

@@ -16,11 +16,12 @@ _TORCH = {"torch", "safetensors", "transformers", "gguf"}
 # layer → what it may import besides itself and the standard library; a prefix allows everything below it
 ALLOWED = {
     "spec_planner/decoding": {"numpy"},
-    "spec_planner/language": {"numpy", "yaml", "transformers", "tokenizers", "jinja2"},
+    "spec_planner/language": {"numpy", "spec_planner.resources", "yaml", "transformers", "tokenizers", "jinja2"},
     "spec_planner/engines": {"numpy", *_TORCH, *_CONTRACTS},
     "drafters": {"numpy", *_CONTRACTS},
     "engine_trt": {"numpy", *_CONTRACTS},
     "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language"},
+    "spec_planner/certify": {"numpy", "spec_planner", "spec_planner.decoding", "spec_planner.engines.table_target"},
 }
 HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "transformers", "spec_planner_msgs"}
 

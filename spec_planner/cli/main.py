@@ -14,6 +14,7 @@ from .. import __version__
 # must be cheap: libraries are imported when the verb runs.
 VERBS = {
     "plan": "plan",
+    "certify": "certify",
     "doctor": "doctor",
 }
 EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130

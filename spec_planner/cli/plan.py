@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when the model ended its answer and a plan was read; 1 otherwise.
+    """0 when a plan was read; 1 otherwise, but 0 with --json, whose object says how it ended.
 
     Raises:
         ValueError: bad input; one sentence.
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             _show_end(result)
     finally:
         pipeline.close()
-    if result.outcome != "succeeded":
+    if result.outcome != "succeeded" and not options.json:
         print(f"spec-planner: {result.detail}", file=sys.stderr)
         return 1
     return 0

@@ -32,7 +32,8 @@ def typical_acceptance(epsilon: float = 0.09, alpha: float = 0.3) -> Rule:
         return min(epsilon, alpha * math.exp(-entropy))
 
     def judge(tree: DraftTree, laws: TargetLaws, random: RandomSource, position: int) -> Acceptance:
-        best, best_score = (0,), 0.0
+        best: tuple[int, ...] = (0,)
+        best_score = 0.0
         waiting = [(best, best_score)]
         while waiting:
             path, score = waiting.pop()

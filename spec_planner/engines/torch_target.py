@@ -7,7 +7,7 @@ pass's own activations.
 A pass runs at one of a few widths, the draft padded up to the next: a matrix product over 2 or 3 rows can cost more
 than one over 4. It looks at a multiple of 64 cached slots, the tail masked. Both decide about bits, not only speed: a
 kernel sums in an order that depends on its shapes, so with a *single* width, and extents that leave no odd tail, a
-position's logits are the same to the last bit wherever in a pass its row stands (docs/exactness.md has the measurement).
+position's logits are the same to the last bit wherever in a pass its row stands (measured: docs/exactness.md).
 """
 
 from __future__ import annotations

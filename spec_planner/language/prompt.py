@@ -1,6 +1,6 @@
 """Instruction, skills and scene → the chat messages a target plans from.
 
-Worded and ordered by trial on SmolLM2-135M-Instruct, greedy, over ``tests/data/instructions.txt``. A model this small
+Worded and ordered by trial on SmolLM2-135M-Instruct, greedy, over ``config/instructions.txt``. A model this small
 copies the form and the length of its examples, the last one most: so every example has five steps or more, and the
 commonest task (fetch and put away) comes last. Names keep their spelling from the instruction, blanks included, which
 such a model copies more faithfully than it joins words, and which prompt lookup finds again.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..resources import shared_file
 from .plan import Skill
 
-DEFAULT_SKILLS = Path("config", "skills", "household.yaml")  # below a source checkout or share/spec_planner
+DEFAULT_SKILLS = "config/skills/household.yaml"
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 _SIGNATURE = re.compile(rf"\s*({_IDENTIFIER})\s*\(\s*((?:{_IDENTIFIER}(?:\s*,\s*{_IDENTIFIER})*)?)\s*\)\s*")
 
@@ -41,7 +41,7 @@ def load_skills(path: str | os.PathLike[str] | None = None) -> tuple[Skill, ...]
     Raises:
         SkillError: the file is missing, is not such a list, or two skills share a name.
     """
-    file = Path(path) if path else default_skills_file()
+    file = Path(path) if path else shared_file(DEFAULT_SKILLS)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -74,23 +74,6 @@ def read_skills(text: str, source: str) -> tuple[Skill, ...]:
             raise SkillError(f"{where}: skill {skill.name!r} appears twice: remove or rename one")
         skills[skill.name] = skill
     return tuple(skills.values())
-
-
-def default_skills_file() -> Path:
-    """The household skills that came with this package, in a source checkout or an installed share directory.
-
-    Raises:
-        SkillError: none of the places has it; the message lists them.
-    """
-    prefixes = [sys.prefix, *filter(None, os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep))]
-    roots = [Path(__file__).resolve().parents[2], *(Path(prefix, "share", "spec_planner") for prefix in prefixes)]
-    for root in roots:
-        if (root / DEFAULT_SKILLS).is_file():
-            return root / DEFAULT_SKILLS
-    raise SkillError(
-        f"the default skills file {DEFAULT_SKILLS} was not found below {', '.join(map(str, roots))}: "
-        f"install the package or set skills_file"
-    )
 
 
 def _entry_lines(node: Any) -> Sequence[int]:

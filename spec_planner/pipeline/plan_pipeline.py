@@ -21,12 +21,14 @@ from ..language.tokenizer import IncrementalDecoder, Tokenizer
 from .types import Outcome, PlanProgress, PlanRequest, PlanResult
 
 _WARM_UP_TOKENS = 8
+_EMPTY_SCENE = Scene()
 
 
 class PlanPipeline:
     """A loaded target with its drafter, ready to plan. One caller at a time; ``cancelled`` may look at other threads.
 
     Attributes:
+        target, drafter: what is loaded; the pipeline closes them.
         rule: the acceptance rule of every run.
         skills: the robot's skills, for requests that name none.
     """
@@ -52,16 +54,30 @@ class PlanPipeline:
                 f"{target.info.vocabulary_size}: use the tokenizer that came with the model"
             )
         self.rule, self.skills = rule, tuple(skills)
-        self._target, self._drafter, self._tokenizer, self._budget = target, drafter, tokenizer, budget
+        self.target, self.drafter, self._tokenizer, self._budget = target, drafter, tokenizer, budget
         self._closed = False
 
     @property
     def info(self) -> TargetInfo:
-        return self._target.info
+        return self.target.info
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self._tokenizer.stop_ids
+
+    def prompt_ids(
+        self, instruction: str, skills: Sequence[Skill] = (), scene: Scene = _EMPTY_SCENE
+    ) -> tuple[int, ...]:
+        """What the target reads for an instruction, the beginning of its answer included.
+
+        Raises:
+            PromptError: no prompt can be made of it.
+        """
+        return self._encode(build_prompt(instruction, skills or self.skills, scene))
 
     @property
     def drafter_name(self) -> str:
-        return self._drafter.name if self._drafter else "none"
+        return self.drafter.name if self.drafter else "none"
 
     def run(
         self,
@@ -86,10 +102,10 @@ class PlanPipeline:
         started = time.perf_counter()
         skills = request.skills or self.skills
         prompt = build_prompt(request.instruction, skills, request.scene)
-        ids = self._tokenizer.encode_chat(prompt.messages, prompt.answer_start)
-        stopping = Stopping(request.max_tokens, self._tokenizer.stop_ids, request.deadline, cancelled)
-        drafter = None if request.plain else self._drafter
-        steps = decode(self._target, drafter, PromptInput(ids), request.sampling, stopping, self.rule, self._budget)
+        ids = self._encode(prompt)
+        stopping = Stopping(request.max_tokens, self.stop_ids, request.deadline, cancelled)
+        drafter = None if request.plain else self.drafter
+        steps = decode(self.target, drafter, PromptInput(ids), request.sampling, stopping, self.rule, self._budget)
 
         answer = _Answer(self._tokenizer, prompt, skills)
         metrics: list[StepMetrics] = []
@@ -110,25 +126,27 @@ class PlanPipeline:
 
     def warm_up(self) -> None:
         """Run the passes a request will run once, so that the first request does not pay for lazy initialisation."""
-        prompt = build_prompt("Bring the cup.", self.skills, Scene())
-        ids = self._tokenizer.encode_chat(prompt.messages, prompt.answer_start)
+        ids = self.prompt_ids("Bring the cup.")
         settings = SamplingParams(), Stopping(_WARM_UP_TOKENS), self.rule, self._budget
-        for drafter in (None, self._drafter):
-            for _ in decode(self._target, drafter, PromptInput(ids), *settings):
+        for drafter in (None, self.drafter):
+            for _ in decode(self.target, drafter, PromptInput(ids), *settings):
                 pass
-        if self._drafter:  # the drafter may have had no idea: run the widest pass whatever it said
-            room = self.info.context_length - self._target.committed_length
+        if self.drafter:  # the drafter may have had no idea: run the widest pass whatever it said
+            room = self.info.context_length - self.target.committed_length
             width = max(1, min(self._budget() + 1, self.info.max_nodes, room))
-            self._target.verify(DraftTree.chain(ids[-1:] * width))
-        self._target.truncate(0)
+            self.target.verify(DraftTree.chain(ids[-1:] * width))
+        self.target.truncate(0)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode_chat(prompt.messages, prompt.answer_start))
 
     def close(self) -> None:
         """Free target and drafter; may be called again."""
         if not self._closed:
             self._closed = True
-            if self._drafter:
-                self._drafter.close()
-            self._target.close()
+            if self.drafter:
+                self.drafter.close()
+            self.target.close()
 
 
 class _Answer:

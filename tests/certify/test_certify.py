@@ -171,10 +171,6 @@ def test_a_wrong_drafter_law_is_caught():
     assert honest.passed, honest.problems
     certificate = run(table(), subject(Boastful(table(seed=2)), RULES["rejection"]), settings=settings)
     assert any("do not follow the target's law" in problem for problem in certificate.problems)
-    # Matching never reads the drafter's law, so there the lie is harmless.
-    assert run(
-        table(), subject(Boastful(table(seed=2))), settings=dataclasses.replace(settings, temperatures=(0.0,))
-    ).passed
 
 
 # --- the statistics ---

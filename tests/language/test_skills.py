@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from spec_planner.language import skills as skills_module
 from spec_planner.language.plan import Skill
-from spec_planner.language.skills import DEFAULT_SKILLS, SkillError, load_skills, parse_signature, read_skills
+from spec_planner.language.skills import SkillError, load_skills, parse_signature, read_skills
 
 
 def test_signature_round_trip() -> None:
@@ -67,20 +65,3 @@ def test_missing_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"- name: pick\n  description: caf\xe9\n")
     with pytest.raises(SkillError, match="it is not UTF-8 text"):
         load_skills(tmp_path / "latin.yaml")
-
-
-def test_default_is_found_in_an_installed_share_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(skills_module.__file__).resolve().parents[2] / DEFAULT_SKILLS
-    # An installed package has no config/ beside it.
-    elsewhere = tmp_path / "lib" / "spec_planner" / "language" / "skills.py"
-    monkeypatch.setattr(skills_module, "__file__", str(elsewhere))
-    monkeypatch.setattr(skills_module.sys, "prefix", str(tmp_path / "venv"))
-    monkeypatch.setenv("AMENT_PREFIX_PATH", f"{tmp_path / 'other'}:{tmp_path / 'ws'}")
-    with pytest.raises(SkillError, match="household.yaml was not found below"):
-        load_skills()
-    for prefix in ("ws", "venv"):  # the environment's own prefix comes first
-        target = tmp_path / prefix / "share" / "spec_planner" / DEFAULT_SKILLS
-        target.parent.mkdir(parents=True)
-        shutil.copy(source, target)
-        assert skills_module.default_skills_file() == target
-        assert len(load_skills()) >= 8

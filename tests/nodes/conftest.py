@@ -54,7 +54,7 @@ def planner(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerClient]:
-    """An active planner whose target says a fixed plan of four steps, 0.1 s per pass; shared like ``planner``."""
+    """An active planner whose target says a fixed plan of four steps, 0.05 s per pass; shared like ``planner``."""
     settings = {"script": "scripted_node.py", "model": str(tiny_model)}
     with active_planner(fresh_namespace(), tmp_path_factory.mktemp("scripted"), **settings) as client:
         yield client

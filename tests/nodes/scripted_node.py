@@ -1,4 +1,4 @@
-"""The planner node over a target that says a fixed plan, 0.1 s per pass; the tests run it as a process."""
+"""The planner node over a target that says a fixed plan, 0.05 s per pass; the tests run it as a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spec_planner.pipeline.plan_pipeline import PlanPipeline
 from tests.fakes import ScriptedTarget
 
 ANSWER = " go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. put(red cup, table)\n"
-PASS_SECONDS = 0.1
+PASS_SECONDS = 0.05
 
 
 def build_scripted(config: PlannerConfig, report: Callable[[str], None]) -> PlanPipeline:

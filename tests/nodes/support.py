@@ -30,6 +30,7 @@ from spec_planner_msgs.action import GeneratePlan
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0  # for things that take well under a second on a quiet machine
+SETTLE_S = 0.2  # DDS matches the two ends separately: an answer is lost while the server does not know its reader yet
 NODE = "import sys; from spec_planner.nodes.planner_node import main; sys.exit(main())"
 
 
@@ -102,6 +103,7 @@ class PlannerClient:
     namespace: str
 
     def __enter__(self) -> PlannerClient:
+        self._proxies: dict[str, Any] = {}
         self.node = rclpy.create_node("client", namespace=self.namespace)
         self.executor = SingleThreadedExecutor()
         self.executor.add_node(self.node)
@@ -132,12 +134,12 @@ class PlannerClient:
         return future.result()
 
     def call(self, kind: type, service: str, request: Any) -> Any:
-        proxy = self.node.create_client(kind, self.name(service))
-        try:
+        proxy = self._proxies.get(service)
+        if proxy is None:
+            proxy = self._proxies[service] = self.node.create_client(kind, self.name(service))
             self.until(proxy.service_is_ready, f"service {service}")
-            return self.done(proxy.call_async(request), f"an answer from {service}")
-        finally:
-            self.node.destroy_client(proxy)
+            self.spin(SETTLE_S)
+        return self.done(proxy.call_async(request), f"an answer from {service}")
 
     # --- Lifecycle and parameters ---
 

@@ -121,9 +121,7 @@ def test_a_deadline_that_passes_ends_the_goal_with_the_steps_so_far(scripted: Pl
     goal = scripted.send(TASK, deadline=0.8, plain=True)
     status, result = scripted.finish(goal)
     assert (status, result.outcome) == ("aborted", "deadline") and result.detail
-    assert time.monotonic() - begun < 0.8 + 0.1 + 0.5, (
-        "one pass of 0.1 s may be under way; the rest is DDS and the machine"
-    )
+    assert time.monotonic() - begun < 0.8 + 0.5, "one pass may be under way; the rest is DDS and the machine"
     assert not result.plan.complete and len(result.tokens) >= 1
     with scripted.listening(DiagnosticArray, "/diagnostics", 10) as messages:
         warned = lambda: any("missed its deadline" in s.message for s in scripted.status(messages))  # noqa: E731
@@ -161,7 +159,7 @@ def test_deactivate_in_mid_goal_aborts_it_and_closes_the_door(scripted: PlannerC
 def test_a_goal_before_configure_is_rejected(namespace: str, client: PlannerClient, tmp_path: Any) -> None:
     with PlannerProcess(namespace, tmp_path) as process:
         assert not client.send(TASK).handle.accepted
-        assert "goal rejected: the planner is unconfigured" in process.log
+        assert "goal rejected: the planner is not active" in process.log
 
 
 def test_an_instruction_by_topic_takes_the_same_path(scripted: PlannerClient) -> None:

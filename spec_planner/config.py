@@ -34,17 +34,22 @@ class PlannerConfig:
     model: str = _setting(
         "default", "Target: a local Hugging Face model directory, or 'default' (SmolLM2-135M-Instruct)."
     )
-    drafter: str = _setting("lookup", "Drafter: none, lookup, draft-model, or a drafter checkpoint directory.")
+    drafter: str = _setting("lookup", "Drafter: none, lookup (prompt lookup) or draft-model.")
     draft_model: str = _setting("", "For drafter draft-model: its directory; empty uses the target's own first layers.")
     draft_layers: int = _setting(
-        6, "Layers of the target used as draft model when draft_model is empty.", low=1, high=256
+        0,
+        "Layers of the target used as draft model when draft_model is empty; 0 takes five sixths of them.",
+        low=0,
+        high=256,
     )
     num_draft_tokens: int = _setting(7, "Tokens drafted per verify pass; the pass scores one more.", low=1, high=63)
     draft_branches: int = _setting(
         1, "Alternatives drafted per position; 1 drafts chains, more draft trees.", low=1, high=16
     )
     rule: str = _setting(
-        "drafter-invariant", "Acceptance rule: drafter-invariant (same tokens) or rejection (same law)."
+        "drafter-invariant",
+        "Acceptance rule: drafter-invariant (same tokens); point-mass, rejection, recursive-rejection, block, traversal "
+        "(same law); relaxed-typical (lossy: not the target's law).",
     )
     exactness: str = _setting(
         "tokens",
@@ -83,6 +88,14 @@ class PlannerConfig:
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed)
+
+    def draft_layers_of(self, num_layers: int) -> int:
+        """How many of a target's ``num_layers`` make its own draft model.
+
+        A stand-in, not a bargain: with much fewer than five sixths of its layers a model no longer says what it says
+        with all of them (measured on the default target: 1.0 tokens per pass at 20 of 30 layers, 1.7 at 25).
+        """
+        return min(self.draft_layers or -(-5 * num_layers // 6), num_layers)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> PlannerConfig:

@@ -124,7 +124,7 @@ def build_drafter(config: PlannerConfig, target: TorchTarget, report: Report = l
 def _draft_net(config: PlannerConfig, target: TorchTarget, report: Report) -> TorchTarget:
     """The network of a draft model: a checkpoint with the target's vocabulary, or the target's own first layers."""
     if not config.draft_model:
-        return target.first_layers(config.draft_layers, config.context_length)
+        return target.first_layers(config.draft_layers_of(target.info.num_layers), config.context_length)
     directory, target_directory = model_directory(config.draft_model), model_directory(config.model)
     if Tokenizer(directory).vocabulary != Tokenizer(target_directory).vocabulary:
         raise Incompatible(

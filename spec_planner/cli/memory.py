@@ -53,7 +53,8 @@ def budget(directory: Path, config: PlannerConfig, draft_directory: Path | None)
         net = read_decoder_config(draft_directory)
         drafter = count_weights(draft_directory, net.tied_head) * size + kv_bytes(net, config.context_length, size)
     elif config.drafter == "draft-model":  # the target's first layers: their weights are shared, their cache is not
-        drafter = kv_bytes(target, config.context_length, size, num_layers=min(config.draft_layers, target.num_layers))
+        layers = config.draft_layers_of(target.num_layers)
+        drafter = kv_bytes(target, config.context_length, size, num_layers=layers)
     return MemoryBudget(
         weights=count_weights(directory, target.tied_head) * size,
         kv=kv_bytes(target, config.context_length, size),

@@ -12,8 +12,14 @@ if TYPE_CHECKING:
 # flag, setting, type, metavar, help; what is not given falls to the YAML file, then to the config's default
 _FLAGS: tuple[tuple[str, str, type, str, str], ...] = (
     ("--model", "model", str, "DIR", "target: a local Hugging Face model directory, or 'default'"),
-    ("--drafter", "drafter", str, "NAME|DIR", "none, lookup, draft-model, or a drafter checkpoint directory"),
-    ("--draft-model", "draft_model", str, "DIR", "for --drafter draft-model; without it, the target's first layers"),
+    ("--drafter", "drafter", str, "NAME", "none, lookup (prompt lookup) or draft-model"),
+    (
+        "--draft-model",
+        "draft_model",
+        str,
+        "DIR",
+        "for --drafter draft-model: its directory; without it, the target's own first layers",
+    ),
     ("--num-draft-tokens", "num_draft_tokens", int, "K", "tokens drafted per verify pass"),
     ("--draft-branches", "draft_branches", int, "B", "alternatives drafted per position; 1 drafts chains"),
     ("--rule", "rule", str, "R", "acceptance rule; drafter-invariant keeps the very tokens of plain decoding"),

@@ -25,7 +25,7 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "drafter",
                 default_value="",
-                description="none, lookup, draft-model, or a checkpoint directory; empty leaves it to params_file.",
+                description="none, lookup or draft-model; empty leaves it to params_file.",
             ),
             DeclareLaunchArgument(
                 "params_file",

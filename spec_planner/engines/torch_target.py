@@ -2,12 +2,7 @@
 
 ``verify`` writes keys and values after the committed context and leaves everything before it alone; ``commit`` moves
 the accepted branch into place (for a chain nothing moves) and raises the length. Nothing is allocated per step but the
-pass's own activations.
-
-A pass runs at one of a few widths, the draft padded up to the next: a matrix product over 2 or 3 rows can cost more
-than one over 4. It looks at a multiple of 64 cached slots, the tail masked. Both decide about bits, not only speed: a
-kernel sums in an order that depends on its shapes, so with a *single* width, and extents that leave no odd tail, a
-position's logits are the same to the last bit wherever in a pass its row stands (measured: docs/exactness.md).
+pass's own activations. Widths and extents of a pass: ``passes.py``.
 """
 
 from __future__ import annotations
@@ -25,11 +20,9 @@ from ..decoding.sampling import NumericError
 from .checkpoint import load_weights
 from .decoder import Decoder, KVCache
 from .decoder_config import ModelError, read_decoder_config
+from .passes import DECODE_WIDTHS, MAX_NODES, check_context, round_up, rows_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DECODE_WIDTHS = (1, 4, 8, 16, 24, 32, 48, 64)
-MAX_NODES = DECODE_WIDTHS[-1]
-EXTENT_STEP = 64  # a multiple of every SIMD vector a CPU kernel uses
 
 
 class TorchTarget:
@@ -39,7 +32,7 @@ class TorchTarget:
                  widths: Sequence[int] = DECODE_WIDTHS) -> None:  # fmt: skip
         self._decoder, self._widths = decoder, tuple(sorted(widths))
         # A padded pass writes past its last real row: leave room for one whole pass beyond the context.
-        capacity = _round_up(context_length + self._widths[-1])
+        capacity = round_up(context_length + self._widths[-1])
         self._cache = KVCache(decoder.config, capacity, decoder.dtype, decoder.device)
         self._length = 0
         self._pending: DraftTree | None = None
@@ -70,11 +63,7 @@ class TorchTarget:
             ModelError: the directory cannot be used, the context is longer than the model knows, or no such device.
         """
         config = read_decoder_config(directory)
-        if context_length > config.context_length:
-            raise ModelError(
-                f"context_length {context_length} exceeds the {config.context_length} positions {directory} was made "
-                f"for: lower context_length"
-            )
+        check_context(config, context_length, directory)
         place = _device(device)
         if threads and place.type == "cpu":
             torch.set_num_threads(threads)
@@ -148,25 +137,9 @@ class TorchTarget:
 
     def _pass(self, tree: DraftTree, width: int) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Run the tree's nodes, padded to ``width`` rows, after the committed context."""
-        n, start = tree.num_nodes, self._length
-        if start + n > self.info.context_length:
-            raise Incompatible(
-                f"{start} tokens of context and {n} more exceed the {self.info.context_length} the KV cache holds"
-            )
-        ids = np.zeros(width, dtype=np.int64)
-        ids[:n] = tree.tokens
-        positions = np.full(width, start, dtype=np.int64)
-        positions[:n] += tree.depths
-        mask = np.zeros((width, _round_up(start + width)), dtype=np.bool_)
-        mask[:n, :start] = True
-        mask[:n, start : start + n] = tree.ancestor_mask
-        padding = np.arange(n, width)
-        mask[padding, start + padding] = True  # a row that sees nothing would be NaN
-        to = self._decoder.device
-        return self._decoder.forward(
-            torch.from_numpy(ids).to(to), torch.from_numpy(positions).to(to), start, torch.from_numpy(mask).to(to),
-            self._cache, self._feature_layers,
-        )  # fmt: skip
+        rows, to = rows_of(tree, width, self._length, self.info.context_length), self._decoder.device
+        ids, positions, mask = (torch.from_numpy(array).to(to) for array in (rows.ids, rows.positions, rows.mask))
+        return self._decoder.forward(ids, positions, rows.start, mask, self._cache, self._feature_layers)
 
 
 class TorchOutput:
@@ -194,10 +167,6 @@ class TorchOutput:
             return None
         rows = list(path)
         return torch.stack([state[rows] for state in self._tapped.values()], dim=1)
-
-
-def _round_up(slots: int) -> int:
-    return -(-slots // EXTENT_STEP) * EXTENT_STEP
 
 
 def _device(name: str) -> torch.device:

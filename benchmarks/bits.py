@@ -1,11 +1,11 @@
 """Which passes compute a position's logits to the same last bit: by pass width and by KV extent.
 
-    python benchmarks/bits.py [--precision float32] [--positions 72] [--json]
+    python benchmarks/bits.py [--engine torch] [--precision float32] [--positions 160] [--json]
 
 A real plan is fed once token by token (plain) and once in drafts of mixed length, partly wrong, of which one to eight
-tokens are committed (speculative). At every position the two rows of logits are compared bit by bit. Three ways to
-shape the passes: one width and KV extents rounded up (what ``exactness: bitwise`` does); one width, extents as they
-fall; any width.
+tokens are committed (speculative). At every position the two rows of logits are compared bit by bit. Four ways to
+shape the passes: one width and KV extents in steps of 512 (what ``exactness: bitwise`` does); one width and smaller
+steps; any width. The prompt is cut to 180 tokens, so that the extents pass 192 … 384, where torch's steps of 64 fail.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ from spec_planner.factory import build_pipeline
 
 WIDTH = 8
 COMMITS = (1, 3, 8, 2, 5)
+PROMPT_TOKENS = 180
 CASES = {  # pass width (None: any), extent step
-    "one width, rounded extents": (WIDTH, passes.EXTENT_STEP),
+    "one width, extents in steps of 512": (WIDTH, passes.BITWISE_EXTENT_STEP),
+    "one width, extents in steps of 64": (WIDTH, 64),
     "one width, extents as they fall": (WIDTH, 1),
-    "any width, rounded extents": (None, passes.EXTENT_STEP),
+    "any width, extents in steps of 64": (None, passes.EXTENT_STEP),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--positions", type=int, default=72)
+    parser.add_argument("--positions", type=int, default=160)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     for name, (width, step) in CASES.items():
-        passes.EXTENT_STEP = step
+        passes.EXTENT_STEP = passes.BITWISE_EXTENT_STEP = step
         config = PlannerConfig(
             model=options.model,
             drafter="none",
+            engine=options.engine,
             precision=options.precision,
             threads=options.threads,
             context_length=1024,
@@ -53,19 +57,21 @@ def main() -> None:
         )
         pipeline = build_pipeline(config, lambda line: print(line, file=sys.stderr))
         prompt = pipeline.prompt_ids("Bring the red mug and the plate from the table to the sink, then wipe the table.")
+        prompt = prompt[-PROMPT_TOKENS:]
         plain = feed_one_by_one(pipeline.target, prompt, options.positions)
         drafted = feed_in_drafts(pipeline.target, prompt, [int(row.argmax()) for row in plain])
-        rows.append({"passes": name, "precision": options.precision, **compare(plain, drafted)})
+        engine = {"engine": pipeline.info.engine, "precision": options.precision}
+        rows.append({"passes": name, **engine, **compare(plain, drafted)})
         pipeline.close()
     if options.json:
         print(json.dumps(rows))
         return
-    print("| passes | precision | rows equal in bits | largest difference of a logit | greedy tokens that differ |")
+    print("| passes | engine | rows equal in bits | largest difference of a logit | greedy tokens that differ |")
     print("|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| {row['passes']} | {row['precision']} | {row['equal']} of {row['positions']} | {row['largest']:.3g} "
-            f"| {row['flips']} |"
+            f"| {row['passes']} | {row['engine']}, {row['precision']} | {row['equal']} of {row['positions']} "
+            f"| {row['largest']:.3g} | {row['flips']} |"
         )
 
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 
-from spec_planner.cli.certify import read_instructions
+from spec_planner.certify.planner import read_instructions
 from spec_planner.config import PlannerConfig
 from spec_planner.factory import build_pipeline
 from spec_planner.language.plan import Scene

@@ -8,8 +8,9 @@ from typing import Any
 
 from .decoding.sampling import SamplingParams
 
-ENGINES = ("auto", "torch")
-PRECISIONS = ("float32", "bfloat16", "float16")
+ENGINES = ("auto", "torch", "onnx")
+PRECISIONS_OF = {"torch": ("float32", "bfloat16", "float16"), "onnx": ("float32", "int8", "int4")}
+PRECISIONS = tuple(dict.fromkeys(precision for offered in PRECISIONS_OF.values() for precision in offered))
 EXACTNESS = ("tokens", "bitwise")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -56,8 +57,14 @@ class PlannerConfig:
         "tokens: passes of any width; bitwise: one fixed width, so that logits too are equal to the last bit.",
         choices=EXACTNESS,
     )
-    engine: str = _setting("auto", "What runs the target.", choices=ENGINES)
-    precision: str = _setting("float32", "Compute type of the target.", choices=PRECISIONS)
+    engine: str = _setting(
+        "auto",
+        "What runs the target: torch, onnx (ONNX Runtime, CPU), or the one that has the precision.",
+        choices=ENGINES,
+    )
+    precision: str = _setting(
+        "float32", "Compute type of the target; int8 and int4 are its weights only.", choices=PRECISIONS
+    )
     device: str = _setting("auto", "Where the target runs; auto takes a GPU if torch sees one.", choices=DEVICES)
     threads: int = _setting(0, "CPU threads for the target; 0 lets the library choose.", low=0, high=1024)
     context_length: int = _setting(2048, "Tokens of prompt and answer the KV cache holds.", low=64, high=1_048_576)
@@ -84,6 +91,21 @@ class PlannerConfig:
                 "exactness 'bitwise' needs chains, because a tree keeps a token's keys in another slot while it is "
                 "verified: set draft_branches to 1"
             )
+        offered = PRECISIONS_OF[self.engine_name]
+        if self.precision not in offered:
+            raise ConfigError(
+                f"engine {self.engine_name!r} does not run in precision {self.precision!r}: set precision to one of "
+                f"{', '.join(offered)}, or engine to auto"
+            )
+        if self.engine_name == "onnx" and self.device == "cuda":
+            raise ConfigError("engine 'onnx' runs on the CPU only: set device to auto or cpu")
+
+    @property
+    def engine_name(self) -> str:
+        """The engine that ``auto`` comes to: torch where it has the precision."""
+        if self.engine != "auto":
+            return self.engine
+        return next(engine for engine, offered in PRECISIONS_OF.items() if self.precision in offered)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -21,9 +21,13 @@ from .language.tokenizer import Tokenizer
 from .pipeline.plan_pipeline import PlanPipeline
 
 if TYPE_CHECKING:
+    from .engines.onnx_target import OnnxTarget
     from .engines.torch_target import TorchTarget
 
+    ModelTarget = TorchTarget | OnnxTarget
+
 Report = Callable[[str], None]
+_HOW_TO_INSTALL = {"torch": "install it", "onnx": "pip install onnx onnxruntime"}
 
 
 def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) -> PlanPipeline:
@@ -39,7 +43,7 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     directory = model_directory(config.model, report)
     tokenizer = Tokenizer(directory)
     report(f"loading {directory.name} ({config.precision})")
-    target = _load_target(config, directory)
+    target = _load_target(config, directory, report)
     drafter = build_drafter(config, target, report)
     return PlanPipeline(target, drafter, tokenizer, rule, FixedBudget(config.num_draft_tokens), skills)
 
@@ -89,22 +93,37 @@ def model_directory(model: str, report: Report = lambda line: None) -> Path:
     return directory
 
 
-def _load_target(config: PlannerConfig, directory: Path) -> TorchTarget:
+def _load_target(config: PlannerConfig, directory: Path, report: Report) -> ModelTarget:
+    pass_width = config.num_draft_tokens + 1 if config.exactness == "bitwise" else None
     try:
+        if config.engine_name == "onnx":
+            from .engines.onnx_target import OnnxTarget
+
+            return OnnxTarget.load(
+                directory,
+                context_length=config.context_length,
+                precision=config.precision,
+                threads=config.threads,
+                pass_width=pass_width,
+                report=report,
+            )
         from .engines.torch_target import TorchTarget
     except ImportError as error:
-        raise ModelError(f"engine 'torch' needs the package {error.name}: install it, then configure again") from error
+        raise ModelError(
+            f"engine {config.engine_name!r} needs the package {error.name}: {_HOW_TO_INSTALL[config.engine_name]}, "
+            f"then configure again"
+        ) from error
     return TorchTarget.load(
         directory,
         context_length=config.context_length,
         precision=config.precision,
         device=config.device,
         threads=config.threads,
-        pass_width=config.num_draft_tokens + 1 if config.exactness == "bitwise" else None,
+        pass_width=pass_width,
     )
 
 
-def build_drafter(config: PlannerConfig, target: TorchTarget, report: Report = lambda line: None) -> Drafter | None:
+def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = lambda line: None) -> Drafter | None:
     """The drafter that ``config`` names, checked against ``target``; None for ``none``.
 
     Raises:
@@ -121,7 +140,7 @@ def build_drafter(config: PlannerConfig, target: TorchTarget, report: Report = l
     return drafter
 
 
-def _draft_net(config: PlannerConfig, target: TorchTarget, report: Report) -> TorchTarget:
+def _draft_net(config: PlannerConfig, target: ModelTarget, report: Report) -> ModelTarget:
     """The network of a draft model: a checkpoint with the target's vocabulary, or the target's own first layers."""
     if not config.draft_model:
         return target.first_layers(config.draft_layers_of(target.info.num_layers), config.context_length)
@@ -131,4 +150,4 @@ def _draft_net(config: PlannerConfig, target: TorchTarget, report: Report) -> To
             f"draft model {directory} has another vocabulary than target {target_directory}: use one with the same"
         )
     report(f"loading draft model {directory.name}")
-    return _load_target(config, directory)
+    return _load_target(config, directory, report)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 _CORPUS = (
     "Put the cup on the table. Bring the tool box to the bench. 1. go_to(kitchen)\n2. pick(cup)\n3. place(cup, table)\n"
     "The robot opens the drawer, takes the spoon, closes the drawer and says hello to the visitor at the door. "
@@ -74,3 +76,13 @@ def make_tiny_model(
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
     model.save_pretrained(directory)
     return directory
+
+
+def load_onnx(directory: Path, **options):
+    """An ``OnnxTarget`` over ``directory``, its graph kept beside it and not in the user's cache."""
+    pytest.importorskip("onnxruntime")
+    from spec_planner.engines.onnx_target import OnnxTarget
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEC_PLANNER_CACHE", str(directory.parent / "cache"))
+        return OnnxTarget.load(directory, **options)

@@ -14,7 +14,7 @@ from ..decoding.sampling import Law, SamplingParams
 from .comparison import NOISE_CEILING, NOISE_HEADROOM, Comparison, Divergence, compare, measure_noise
 from .enumeration import rule_error
 from .law_test import ALPHA, LawTest, detectable_shift
-from .recording import Run, record, score
+from .recording import InterruptibleTarget, Run, record, score
 
 NOISE_TOKENS = 96  # length of the text the engine's noise is measured on
 LAW_TOLERANCE = 1e-12  # total variation of an exact rule on an enumerated toy
@@ -45,6 +45,8 @@ class Settings:
             raise ValueError("certify needs at least 1 token to compare, in runs of at least 2")
         if not self.temperatures:
             raise ValueError("certify needs at least one temperature")
+        for temperature in self.temperatures:
+            SamplingParams(temperature, seed=self.seed)  # raises what is out of range
 
 
 @dataclass
@@ -110,11 +112,12 @@ def certify(
 
     Raises:
         ValueError: no subject or no prompt.
-        InterruptedError: ``cancelled`` said so.
+        InterruptedError: ``cancelled`` said so; it is asked before every pass over the weights.
     """
     if not subjects or not prompts:
         raise ValueError("certify needs at least one drafter and one prompt")
     started = time.monotonic()
+    target = InterruptibleTarget(target, cancelled)
     report(0.0, "measuring the engine's rounding noise")
     noise = 0.0 if settings.bitwise else _noise(target, subjects, prompts)
     cells = {
@@ -123,6 +126,7 @@ def certify(
         for subject in subjects
     }
     for cell in cells.values():
+        target.check()
         rule = next(subject.rule for subject in subjects if subject.name == cell.subject)
         if not rule.same_tokens and cell.temperature > 0:
             cell.law, cell.rule_error = LawTest(settings.seed), rule_error(rule, SamplingParams(cell.temperature))
@@ -132,8 +136,6 @@ def certify(
             break
         prompt, seed = prompts[turn % len(prompts)], settings.seed + turn // len(prompts)
         for temperature in settings.temperatures:
-            if cancelled():
-                raise InterruptedError("the certificate was cancelled; nothing was written")
             sampling = SamplingParams(temperature, seed=seed)
             plain = record(
                 target, None, prompt, sampling, settings.tokens_per_run, stop_ids, RULES["drafter-invariant"], lambda: 0

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,14 @@ from ..decoding.contracts import TargetInfo
 from .certificate import Cell, Certificate, law_power
 
 
-def to_json(certificate: Certificate, target: TargetInfo, model: Path) -> dict[str, Any]:
-    """Everything the certificate rests on: counts, margins, settings, versions, hashes, device, time, verdict."""
+def to_json(
+    certificate: Certificate, target: TargetInfo, model: Path, cancelled: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Everything the certificate rests on: counts, margins, settings, versions, hashes, device, time, verdict.
+
+    Raises:
+        InterruptedError: ``cancelled`` said so; hashing a large model takes a while.
+    """
     return {
         "verdict": "pass" if certificate.passed else "fail",
         "problems": certificate.problems,
@@ -30,15 +37,16 @@ def to_json(certificate: Certificate, target: TargetInfo, model: Path) -> dict[s
         "mismatches": certificate.mismatches,
         "near_ties": sum(cell.near_ties for cell in certificate.cells),
         "divergences": [
-            {"subject": cell.subject, "rule": cell.rule, "temperature": cell.temperature, **_finite(asdict(divergence))}
+            {"subject": cell.subject, "rule": cell.rule, "temperature": cell.temperature}
+            | {name: _finite(value) for name, value in asdict(divergence).items()}
             for cell in certificate.cells
             for divergence in cell.divergences
         ],
-        "engine_noise": certificate.noise,
+        "engine_noise": _finite(certificate.noise),
         "rows": [_row(cell) for cell in certificate.cells],
         "settings": asdict(certificate.settings),
         "target": asdict(target),
-        "hashes": model_hashes(model),
+        "hashes": model_hashes(model, cancelled),
         "machine": machine(),
         "versions": versions(target),
         "finished_utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -60,7 +68,7 @@ def to_markdown(content: dict[str, Any]) -> str:
         + (
             ""
             if content["exactness"] == "bitwise"
-            else f"; engine noise between pass widths {content['engine_noise']:.3g}"
+            else f"; engine noise between pass widths {_shown(content['engine_noise'])}"
         ),
         f"- Finished {content['finished_utc']} after {content['wall_s']} s",
         "",
@@ -76,7 +84,7 @@ def to_markdown(content: dict[str, Any]) -> str:
         lines.append(
             f"| {row['drafter']} | {row['rule']} | {row['temperature']:g} | {row['runs']} | {row['tokens']} "
             f"| {row['mismatches']} | {row['near_ties']} | {row['rows_equal_in_bits']} "
-            f"| {row['largest_logit_difference']:.3g} "
+            f"| {_shown(row['largest_logit_difference'])} "
             f"| {row['acceptance_length']:.2f} | {said} |"
         )
     if content["problems"]:
@@ -102,10 +110,14 @@ def write(content: dict[str, Any], directory: Path) -> tuple[Path, Path]:
     return written[0], written[1]
 
 
-def model_hashes(model: Path) -> dict[str, str]:
-    """SHA-256 of every file that decides what the target says."""
+def model_hashes(model: Path, cancelled: Callable[[], bool] = lambda: False) -> dict[str, str]:
+    """SHA-256 of every file that decides what the target says.
+
+    Raises:
+        InterruptedError: ``cancelled`` said so.
+    """
     names = [*sorted(path.name for path in model.glob("*.safetensors")), "config.json", "tokenizer.json"]
-    return {name: _sha256(model / name) for name in names if (model / name).is_file()}
+    return {name: _sha256(model / name, cancelled) for name in names if (model / name).is_file()}
 
 
 def machine() -> dict[str, str]:
@@ -140,22 +152,26 @@ def _row(cell: Cell) -> dict[str, Any]:
         "mismatches": len(cell.divergences),
         "near_ties": cell.near_ties,
         "rows_equal_in_bits": cell.rows_equal_in_bits,
-        "largest_logit_difference": cell.largest_logit_difference,
+        "largest_logit_difference": _finite(cell.largest_logit_difference),
         "acceptance_length": round(cell.acceptance_length, 3),
         "law_test": law,
     }
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
+def _finite(value: Any) -> Any:
     """JSON has no infinity: None stands for it."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _sha256(path: Path) -> str:
+def _shown(number: float | None) -> str:
+    return "infinite" if number is None else f"{number:.3g}"
+
+
+def _sha256(path: Path, cancelled: Callable[[], bool]) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
+            if cancelled():
+                raise InterruptedError("the certificate was cancelled; nothing was written")
             digest.update(block)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A target that remembers: the logits that followed every committed token, whichever pass computed them."""
+"""Targets around a target: one that can be interrupted, one that remembers the logits behind every token."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from ..decoding.sampling import Law, SamplingParams
 from ..decoding.stopping import Stopping
 
 
-class RecordingTarget:
-    """A ``Target`` around another. ``rows[t]`` are the logits [V] of the token at absolute position t.
-
-    ``draft_laws[t]`` is the drafter's law at that position, where it had one for the committed prefix.
-    """
+class WrappedTarget:
+    """A ``Target`` around another, which does all the work."""
 
     def __init__(self, inner: Target) -> None:
         self._inner = inner
-        self.rows: dict[int, NDArray[np.float32]] = {}
-        self.draft_laws: dict[int, Law] = {}
-        self._last: tuple[int, DraftTree, TargetOutput] | None = None  # committed length before the pass, and the pass
 
     @property
     def info(self) -> TargetInfo:
@@ -45,13 +39,61 @@ class RecordingTarget:
         self._inner.truncate(length)
 
     def extend(self, prompt: PromptInput) -> TargetOutput:
-        output = self._inner.extend(prompt)
-        self.rows[self._inner.committed_length] = output.logits_row(0).copy()
+        return self._inner.extend(prompt)
+
+    def verify(self, tree: DraftTree) -> TargetOutput:
+        return self._inner.verify(tree)
+
+    def commit(self, path: Sequence[int]) -> None:
+        self._inner.commit(path)
+
+    def lend(self, name: str) -> Any:
+        return self._inner.lend(name)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class InterruptibleTarget(WrappedTarget):
+    """Raises ``InterruptedError`` instead of beginning another pass over the weights once ``cancelled`` says so."""
+
+    def __init__(self, inner: Target, cancelled: Callable[[], bool]) -> None:
+        super().__init__(inner)
+        self._cancelled = cancelled
+
+    def extend(self, prompt: PromptInput) -> TargetOutput:
+        self.check()
+        return super().extend(prompt)
+
+    def verify(self, tree: DraftTree) -> TargetOutput:
+        self.check()
+        return super().verify(tree)
+
+    def check(self) -> None:
+        if self._cancelled():
+            raise InterruptedError("the certificate was cancelled; nothing was written")
+
+
+class RecordingTarget(WrappedTarget):
+    """``rows[t]`` are the logits [V] of the token at absolute position t.
+
+    ``draft_laws[t]`` is the drafter's law at that position, where it had one for the committed prefix.
+    """
+
+    def __init__(self, inner: Target) -> None:
+        super().__init__(inner)
+        self.rows: dict[int, NDArray[np.float32]] = {}
+        self.draft_laws: dict[int, Law] = {}
+        self._last: tuple[int, DraftTree, TargetOutput] | None = None  # committed length before the pass, and the pass
+
+    def extend(self, prompt: PromptInput) -> TargetOutput:
+        output = super().extend(prompt)
+        self.rows[self.committed_length] = output.logits_row(0).copy()
         return output
 
     def verify(self, tree: DraftTree) -> TargetOutput:
-        output = self._inner.verify(tree)
-        self._last = (self._inner.committed_length, tree, output)
+        output = super().verify(tree)
+        self._last = (self.committed_length, tree, output)
         return output
 
     def commit(self, path: Sequence[int]) -> None:
@@ -63,13 +105,7 @@ class RecordingTarget:
             law = tree.draft_laws[node] if tree.draft_laws else None
             if law is not None:
                 self.draft_laws[position] = law
-        self._inner.commit(path)
-
-    def lend(self, name: str) -> Any:
-        return self._inner.lend(name)
-
-    def close(self) -> None:
-        self._inner.close()
+        super().commit(path)
 
 
 @dataclass(frozen=True)

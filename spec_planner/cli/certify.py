@@ -34,7 +34,7 @@ TREE_BRANCHES = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--tokens", type=int, default=2000, metavar="N", help="speculative tokens to compare (2000)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="speculative tokens to compare (2000)")
     parser.add_argument(
         "--temperature", type=float, action="append", metavar="T", help="temperature to test; repeat (0 and 1)"
     )
@@ -50,16 +50,11 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: bad input; one sentence.
     """
-    from ..certify.certificate import Settings, certify
-    from ..certify.document import to_json, to_markdown, write
+    from ..certify.document import to_markdown, write
+    from ..certify.planner import certify_planner, read_instructions, settings_for
 
     config = config_from(options)
-    settings = Settings(
-        tokens=options.tokens,
-        temperatures=tuple(dict.fromkeys(options.temperature or (0.0, 1.0))),
-        bitwise=config.exactness == "bitwise",
-        seed=options.seed,
-    )
+    settings = settings_for(config, options.tokens, options.temperature or (), options.seed)
     instructions = read_instructions(options.prompts)
     names = [options.drafter] if options.drafter else ["lookup", "draft-model"]
     progress = _Progress()
@@ -69,9 +64,9 @@ def run(options: argparse.Namespace) -> int:
         pipeline = build_pipeline(dataclasses.replace(config, drafter="none"), progress.say)
     try:
         subjects = make_subjects(config, pipeline, names)
-        prompts = [pipeline.prompt_ids(instruction) for instruction in instructions]
-        certificate = certify(pipeline.target, subjects, prompts, pipeline.stop_ids, settings, progress.update)
-        content = to_json(certificate, pipeline.info, model_directory(config.model))
+        certificate, content = certify_planner(
+            pipeline, subjects, instructions, settings, model_directory(config.model), progress.update
+        )
     finally:
         progress.end()
         pipeline.close()
@@ -88,7 +83,7 @@ def make_subjects(config: PlannerConfig, pipeline: PlanPipeline, names: list[str
     Raises:
         ValueError: a drafter cannot be built, or does not fit the rule.
     """
-    from ..certify.certificate import Subject
+    from ..certify.planner import subject_for
     from ..factory import build_drafter, check_fits
 
     branches = [1] if config.exactness == "bitwise" or pipeline.rule.chains_only else [1, TREE_BRANCHES]
@@ -99,33 +94,8 @@ def make_subjects(config: PlannerConfig, pipeline: PlanPipeline, names: list[str
         for count in branches:
             variant = dataclasses.replace(config, drafter=name, draft_branches=count)
             check_fits(variant, pipeline.rule)
-            drafter = build_drafter(variant, pipeline.target)
-            if drafter is None:
-                raise ValueError("drafter 'none' is what the others are compared with: name lookup or draft-model")
-            shape = "chain" if count == 1 else "tree"
-            subjects.append(Subject(f"{name}, {shape}", drafter, pipeline.rule, config.num_draft_tokens))
+            subjects.append(subject_for(variant, build_drafter(variant, pipeline.target), pipeline.rule))
     return subjects
-
-
-def read_instructions(path: str | None) -> list[str]:
-    """Non-empty lines of a prompt file.
-
-    Raises:
-        ValueError: the file cannot be read or is empty.
-    """
-    from ..resources import shared_file
-
-    file = Path(path) if path else shared_file("config/instructions.txt")
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"prompt file {file} cannot be read ({error}): give a text file, one instruction per line"
-        ) from error
-    instructions = [line for line in lines if line and not line.startswith("#")]
-    if not instructions:
-        raise ValueError(f"prompt file {file} holds no instruction: write one per line")
-    return instructions
 
 
 class _Progress:

@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         directory, problem = find_model(config.model)
         report["model"] = {"setting": config.model, "directory": str(directory) if directory else None}
         problems += [problem] if problem else []
+        problems += probes.engine_problems(config.engine_name)
         if directory and directory.is_dir():
             report["memory"], found = memory_report(directory, config, report["devices"])
             problems += found
@@ -105,7 +106,7 @@ def memory_report(
     if report["fits"] is False:
         have = f"{_gigabytes(available)} are available on {report['device']}"
         what = f"the planner needs {_gigabytes(need.total)} and {have}"
-        fix = "use --precision bfloat16, a shorter --context-length, or a smaller model"
+        fix = "use a smaller --precision, a shorter --context-length, or a smaller model"
         return report, [Problem(what, "it would be stopped for lack of memory", fix)]
     return report, []
 

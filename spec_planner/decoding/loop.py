@@ -100,8 +100,10 @@ class _Run:
         constraint: Constraint | None,
     ) -> None:
         self.target, self.drafter, self.budget, self.random = target, drafter, budget, random
-        # With p a point mass every exact rule asks for the same token; matching is the one that takes any draft.
-        self.rule = RULES["drafter-invariant"] if sampling.greedy and rule.exact else rule
+        # With p a point mass every exact rule asks for the same token, and matching takes any draft. Without a drafter
+        # there is nothing to judge, and the target's own draw is exact whatever the rule.
+        matching = drafter is None or (sampling.greedy and rule.exact)
+        self.rule = RULES["drafter-invariant"] if matching else rule
         self.sampling, self.stopping, self.clock = sampling, stopping, clock
         self.sampler = RunDraftSampler(rule, sampling, random)
         self.constraint = constraint

@@ -2,12 +2,15 @@
 
 A pass runs at one of a few widths, the draft padded up to the next: a matrix product over 2 or 3 rows can cost more
 than one over 4. It looks at a multiple of 64 cached slots, the tail masked. Both decide about bits, not only speed: a
-kernel sums in an order that depends on its shapes, so with a *single* width, and extents that leave no odd tail, a
-position's logits are the same to the last bit wherever in a pass its row stands (measured: docs/exactness.md).
+kernel sums in an order that depends on its shapes, so with a *single* width, and extents in steps of 512, a position's
+logits are the same to the last bit wherever in a pass its row stands (measured: docs/exactness.md). The step must be
+that of the attention kernel's own blocks: within a block of keys the matrix product may split its sum by how many keys
+there are, as it does between 192 and 384 on torch's CPU build; whole blocks add exact zeros.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from .decoder_config import DecoderConfig, ModelError
 DECODE_WIDTHS = (1, 4, 8, 16, 24, 32, 48, 64)
 MAX_NODES = DECODE_WIDTHS[-1]
 EXTENT_STEP = 64  # a multiple of every SIMD vector a CPU kernel uses
+BITWISE_EXTENT_STEP = 512  # torch's flash attention on CPU takes keys in blocks of 512
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,25 @@ class PassRows:
     mask: NDArray[np.bool_]
 
 
-def rows_of(tree: DraftTree, width: int, start: int, context_length: int, extent: int | None = None) -> PassRows:
+class Extents:
+    """How many cached slots S a pass looks at, and how many the cache needs."""
+
+    def __init__(self, widths: Sequence[int], context_length: int) -> None:
+        """With a single width bits are promised, so the coarse step counts."""
+        self._step = BITWISE_EXTENT_STEP if len(widths) == 1 else EXTENT_STEP
+        # A padded pass writes past its last real row: leave room for one whole pass beyond the context.
+        self.capacity = _round_up(context_length + max(widths), EXTENT_STEP)
+
+    def of(self, start: int, width: int) -> int:
+        """S for a pass of ``width`` rows from slot ``start`` on."""
+        return min(_round_up(start + width, self._step), self.capacity)
+
+
+def rows_of(tree: DraftTree, width: int, start: int, context_length: int, extent: int) -> PassRows:
     """The nodes of ``tree`` after ``start`` committed tokens, padded to ``width`` rows that see themselves.
 
     Args:
-        extent: slots S the pass looks at; by default as few as hold its rows.
+        extent: slots S the pass looks at.
 
     Raises:
         Incompatible: the nodes do not fit into a context of ``context_length``.
@@ -55,17 +73,12 @@ def rows_of(tree: DraftTree, width: int, start: int, context_length: int, extent
     ids[:n] = tree.tokens
     positions = np.full(width, start, dtype=np.int64)
     positions[:n] += tree.depths
-    mask = np.zeros((width, extent or round_up(start + width)), dtype=np.bool_)
+    mask = np.zeros((width, extent), dtype=np.bool_)
     mask[:n, :start] = True
     mask[:n, start : start + n] = tree.ancestor_mask
     padding = np.arange(n, width)
     mask[padding, start + padding] = True  # a row that sees nothing would be NaN
     return PassRows(ids, positions, start, mask)
-
-
-def round_up(slots: int) -> int:
-    """The next multiple of ``EXTENT_STEP``."""
-    return -(-slots // EXTENT_STEP) * EXTENT_STEP
 
 
 def check_context(config: DecoderConfig, context_length: int, directory: Path) -> None:
@@ -75,3 +88,7 @@ def check_context(config: DecoderConfig, context_length: int, directory: Path) -
             f"context_length {context_length} exceeds the {config.context_length} positions {directory} was made "
             f"for: lower context_length"
         )
+
+
+def _round_up(slots: int, step: int) -> int:
+    return -(-slots // step) * step

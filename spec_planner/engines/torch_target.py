@@ -20,7 +20,7 @@ from ..decoding.sampling import NumericError
 from .checkpoint import load_weights
 from .decoder import Decoder, KVCache
 from .decoder_config import ModelError, read_decoder_config
-from .passes import DECODE_WIDTHS, MAX_NODES, check_context, round_up, rows_of
+from .passes import DECODE_WIDTHS, MAX_NODES, Extents, check_context, rows_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,9 +31,8 @@ class TorchTarget:
     def __init__(self, decoder: Decoder, context_length: int, name: str, precision: str,
                  widths: Sequence[int] = DECODE_WIDTHS) -> None:  # fmt: skip
         self._decoder, self._widths = decoder, tuple(sorted(widths))
-        # A padded pass writes past its last real row: leave room for one whole pass beyond the context.
-        capacity = round_up(context_length + self._widths[-1])
-        self._cache = KVCache(decoder.config, capacity, decoder.dtype, decoder.device)
+        self._extents = Extents(self._widths, context_length)
+        self._cache = KVCache(decoder.config, self._extents.capacity, decoder.dtype, decoder.device)
         self._length = 0
         self._pending: DraftTree | None = None
         self._feature_layers: tuple[int, ...] = ()
@@ -137,7 +136,8 @@ class TorchTarget:
 
     def _pass(self, tree: DraftTree, width: int) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Run the tree's nodes, padded to ``width`` rows, after the committed context."""
-        rows, to = rows_of(tree, width, self._length, self.info.context_length), self._decoder.device
+        extent, to = self._extents.of(self._length, width), self._decoder.device
+        rows = rows_of(tree, width, self._length, self.info.context_length, extent)
         ids, positions, mask = (torch.from_numpy(array).to(to) for array in (rows.ids, rows.positions, rows.mask))
         return self._decoder.forward(ids, positions, rows.start, mask, self._cache, self._feature_layers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -14,7 +15,9 @@ from unique_identifier_msgs.msg import UUID
 
 from spec_planner_msgs.action import GeneratePlan
 from spec_planner_msgs.msg import EngineInfo, Plan, PlanStep, RejectedLine, RunMetrics, StepMetrics
+from spec_planner_msgs.srv import Certify
 
+from ..certify.certificate import Certificate
 from ..config import ConfigError, PlannerConfig
 from ..decoding import metrics as plain_metrics
 from ..language import plan as plain_plan
@@ -107,9 +110,33 @@ def engine_info(pipeline: PlanPipeline, config: PlannerConfig, stamp: Time) -> E
         rule=pipeline.rule.name,
         exact=pipeline.rule.exact,
         same_tokens=pipeline.rule.same_tokens,
+        exactness=config.exactness,
         skills=[skill.signature for skill in pipeline.skills],
         **_same_fields(pipeline.info, EngineInfo, leave_out="versions"),
     )
+
+
+def certificate(proof: Certificate, content: dict[str, Any], remark: str = "") -> Certify.Response:
+    """The verdict; ``content`` is the certificate as JSON, ``remark`` is added to the sentence."""
+    verdict = "passed" if proof.passed else "failed"
+    said = f"{verdict}: {proof.tokens} tokens compared, {proof.mismatches} mismatches"
+    if proof.problems:
+        said += f"; {proof.problems[0]}" + (f", and {len(proof.problems) - 1} more" if proof.problems[1:] else "")
+    return Certify.Response(
+        success=True,
+        passed=proof.passed,
+        tokens=proof.tokens,
+        mismatches=proof.mismatches,
+        near_ties=sum(cell.near_ties for cell in proof.cells),
+        problems=list(proof.problems),
+        report=json.dumps(content),
+        message=said + remark,
+    )
+
+
+def no_certificate(message: str) -> Certify.Response:
+    """There is no verdict; ``message`` is one sentence on why."""
+    return Certify.Response(message=message)
 
 
 def _plan(plan: plain_plan.Plan, instruction: str, goal_id: UUID, stamp: Time) -> Plan:

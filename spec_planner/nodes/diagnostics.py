@@ -1,4 +1,4 @@
-"""What /diagnostics says: engine, acceptance, latency against the deadline, whether drafting is on, memory."""
+"""What /diagnostics says: engine, exactness, acceptance, latency against the deadline, fallback, memory."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class PlannerDiagnostics:
         self._name = f"{node_name.lstrip('/')}: planner"
         self.problem = ""  # why the planner cannot do its work; empty when it can
         self._pipeline: PlanPipeline | None = None
+        self._exactness = ""
         self.forget()
 
     def forget(self) -> None:
@@ -37,10 +38,12 @@ class PlannerDiagnostics:
         self._last_run: RunMetrics | None = None
         self._last_goal_s = self._last_deadline_s = 0.0
         self._last_outcome, self._last_detail = "none yet", ""
+        self._certification = "none yet"
+        self._certifying = self._certificate_failed = False
 
-    def loaded(self, pipeline: PlanPipeline | None) -> None:
-        """Report on ``pipeline`` from now on; None after it was closed."""
-        self._pipeline = pipeline
+    def loaded(self, pipeline: PlanPipeline | None, exactness: str = "") -> None:
+        """Report on ``pipeline``, configured for ``exactness``, from now on; None after it was closed."""
+        self._pipeline, self._exactness = pipeline, exactness
         self.forget()
 
     def step_done(self, step: StepMetrics) -> None:
@@ -55,6 +58,19 @@ class PlannerDiagnostics:
         self._last_goal_s, self._last_deadline_s = elapsed_s, deadline_s
         if run.new_tokens:
             self._last_run = run
+
+    def certification_started(self) -> None:
+        self._certifying, self._certificate_failed = True, False
+        self._certification = "running"
+
+    def certification_news(self, share: float, line: str) -> None:
+        """Called on the certifying thread with the share done (0 … 1)."""
+        self._certification = f"running: {share:.0%}, {line}"
+
+    def certification_done(self, verdict: bool, passed: bool, sentence: str) -> None:
+        """A certification ended, with a ``verdict`` or without one."""
+        self._certifying, self._certificate_failed = False, verdict and not passed
+        self._certification = sentence
 
     def message(self, state: str, stamp: Time) -> DiagnosticArray:
         level, text = self._verdict(state)
@@ -74,7 +90,9 @@ class PlannerDiagnostics:
             return DiagnosticStatus.ERROR, f"the last goal failed: {self._last_detail}"
         if self._last_outcome == "deadline":
             return DiagnosticStatus.WARN, f"the last goal missed its deadline of {self._last_deadline_s:g} s"
-        return DiagnosticStatus.OK, state
+        if self._certificate_failed:
+            return DiagnosticStatus.ERROR, f"the last certification {self._certification}"
+        return DiagnosticStatus.OK, f"{state}, certifying" if self._certifying else state
 
     def _values(self, state: str) -> Sequence[tuple[str, Any]]:
         values: list[tuple[str, Any]] = [("state", state), ("memory_rss_mib", _resident_mebibytes())]
@@ -94,6 +112,8 @@ class PlannerDiagnostics:
             ("fallback", "none" if drafting else "plain decoding: no drafter is set"),
             ("rule", rule.name),
             ("exact", str(rule.exact).lower()),
+            ("exactness", self._exactness),
+            ("certification", self._certification),
             ("acceptance_length", f"{run.acceptance_length:.3f}" if run else "none yet"),
             ("acceptance_rate", f"{run.acceptance_rate:.3f}" if run else "none yet"),
             *_percentiles("step_ms", self._step_ms),

@@ -2,12 +2,13 @@
 
 Threads. Everything ROS happens on the executor's single thread. Decoding happens on the decode worker's thread, which
 never calls ROS: it appends its news to a queue and triggers a guard condition, and the executor's thread takes them
-from there, publishes them and completes the goal. Loading and warming up run inside their transition, on the
-executor's thread. (The stock MultiThreadedExecutor loses messages between processes in rclpy 7.1 and 9.1; nothing here
-needs it.)
+from there, publishes them and completes the goal. A certification has a thread of its own, under the same rule. Loading
+and warming up run inside their transition, on the executor's thread. (The stock MultiThreadedExecutor loses messages
+between processes in rclpy 7.1 and 9.1; nothing here needs it.)
 
 Lifecycle. configure loads and checks, and refuses with one sentence; activate warms up and opens for goals; deactivate
-aborts the running goal; cleanup frees the memory; shutdown works from every state.
+aborts the running goal; cleanup frees the memory; shutdown works from every state. Leaving the inactive state ends a
+certification that is under way.
 
 Interface (``~`` is the node's name):
     action       ~/generate_plan  spec_planner_msgs/GeneratePlan     one goal at a time; a new goal preempts
@@ -17,10 +18,13 @@ Interface (``~`` is the node's name):
                  ~/run_metrics    spec_planner_msgs/RunMetrics       latched, one per goal
                  ~/engine_info    spec_planner_msgs/EngineInfo       latched, at activate
                  /diagnostics     diagnostic_msgs/DiagnosticArray    1 Hz, in every state
+    service      ~/certify        spec_planner_msgs/Certify          in the inactive state, one at a time: drafter and
+                                                                     rule as configured against plain decoding
     parameters   the fields of spec_planner.config.PlannerConfig
 
 A goal is rejected only while the node is not active. A goal whose content cannot be used is accepted and aborted with
-the reason in ``detail``, so that the client learns it.
+the reason in ``detail``, so that the client learns it. A certification that cannot run, or ends without a verdict, is
+answered with ``success`` false and the reason in ``message``.
 """
 
 from __future__ import annotations
@@ -38,10 +42,11 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from spec_planner_msgs.msg import EngineInfo, Plan, RunMetrics, StepMetrics
 
-from ..config import PlannerConfig
+from ..config import ConfigError, PlannerConfig
 from ..factory import build_pipeline
 from ..pipeline.plan_pipeline import PlanPipeline
 from . import conversions, parameters, qos
+from .certify_server import CertifyServer
 from .diagnostics import PlannerDiagnostics
 from .goal_server import GoalServer
 from .process import ManagedNode, run
@@ -66,6 +71,7 @@ class PlannerNode(ManagedNode):
         self._pipeline: PlanPipeline | None = None
         self._outputs: dict[type, LifecyclePublisher] = {}
         self._goals: GoalServer | None = None  # rclpy destroys a node that failed before it was complete
+        self._certify: CertifyServer | None = None
         parameters.declare(self)
         for sentence in parameters.misspelt(self):
             self.get_logger().warning(sentence)
@@ -75,6 +81,7 @@ class PlannerNode(ManagedNode):
         # Steady, because diagnostics must not stop with a simulated clock.
         self.create_timer(1.0, self._publish_diagnostics, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._goals = GoalServer(self, self._diagnostics, self._publish)
+        self._certify = CertifyServer(self, self._diagnostics, self._inactive_pipeline)
 
     @property
     def state(self) -> str:
@@ -86,23 +93,30 @@ class PlannerNode(ManagedNode):
 
     @property
     def busy(self) -> bool:
-        return bool(self._goals and self._goals.busy)
+        return bool((self._goals and self._goals.busy) or (self._certify and self._certify.busy))
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         try:
-            self._pipeline = self._build(parameters.read_config(self), self._report_loading)
+            config = parameters.read_config(self)
+            self._pipeline = self._build(config, self._report_loading)
             self._create_outputs()
         except Exception as error:  # rclpy would drop it without a word
             self._unload()
             return self._refuse("configure", error)
         self._diagnostics.problem = ""
-        self._diagnostics.loaded(self._pipeline)
-        info = self._pipeline.info
+        self._diagnostics.loaded(self._pipeline, config.exactness)
+        info, rule = self._pipeline.info, self._pipeline.rule
         self.get_logger().info(f"loaded {info.name} on {info.engine} ({info.precision}, {info.device})")
+        if not rule.exact:
+            self.get_logger().warning(
+                f"rule {rule.name} is lossy: with it, plans do not follow the model's own law; "
+                f"drafter-invariant keeps its very tokens"
+            )
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         assert self._pipeline is not None and self._goals is not None
+        self._cancel_certification("the planner is being activated")
         try:
             self._pipeline.warm_up()
         except Exception as error:  # as above
@@ -119,22 +133,26 @@ class PlannerNode(ManagedNode):
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._cancel_certification("the planner is being cleaned up")
         self._unload()
         return super().on_cleanup(state)
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._close_goals("the planner was shut down")
+        self._cancel_certification("the planner is being shut down")
         self._unload()
         self.finalized = True
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._close_goals("a transition of the planner failed")
+        self._cancel_certification("a transition of the planner failed")
         self._unload()
         return super().on_error(state)
 
     def destroy_node(self) -> None:
         self._close_goals("the planner was shut down")
+        self._cancel_certification("the planner was shut down")
         if self._goals:
             self._goals.destroy()
             self._goals = None
@@ -158,6 +176,17 @@ class PlannerNode(ManagedNode):
     def _close_goals(self, reason: str) -> None:
         if self._goals:
             self._goals.close(reason)
+
+    def _cancel_certification(self, reason: str) -> None:
+        if self._certify:
+            self._certify.cancel(reason)
+
+    def _inactive_pipeline(self) -> PlanPipeline:
+        """Raises ConfigError: the planner is not in the inactive state."""
+        if self._pipeline is None or self.state != "inactive":
+            cure = {"active": "deactivate it first", "finalized": "start the node again"}
+            raise ConfigError(f"the planner is {self.state}; {cure.get(self.state, 'configure it first')}")
+        return self._pipeline
 
     def _unload(self) -> None:
         for publisher in self._outputs.values():

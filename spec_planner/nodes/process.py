@@ -16,7 +16,7 @@ from rclpy.signals import SignalHandlerOptions
 from ..config import ConfigError
 
 POLL_S = 0.2  # how long a signal may go unseen while the executor sleeps
-FAREWELL_S = 1.0  # how long the results of open goals may take to leave
+FAREWELL_S = 1.0  # how long the answers to open goals and requests may take to leave
 
 
 class ManagedNode(LifecycleNode):
@@ -26,7 +26,7 @@ class ManagedNode(LifecycleNode):
 
     @property
     def busy(self) -> bool:
-        """A goal has not been answered yet."""
+        """A goal or a request has not been answered yet."""
         raise NotImplementedError
 
 
@@ -63,7 +63,7 @@ def run(make_node: Callable[[Callable[[], bool]], ManagedNode], args: Sequence[s
 
 
 def _say_farewell(node: ManagedNode, executor: SingleThreadedExecutor) -> None:
-    """Shut the node down and stay until its open goals have been answered."""
+    """Shut the node down and stay until its open goals and requests have been answered."""
     if not node.finalized:
         node.trigger_shutdown()
     give_up = time.monotonic() + FAREWELL_S

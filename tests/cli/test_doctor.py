@@ -49,6 +49,21 @@ def test_weights_and_cache_are_what_the_target_takes(tied: bool, tmp_path: Path)
     target.close()
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_onnx_target_takes_what_was_said(precision: str, tied: bool, tmp_path: Path) -> None:
+    from tests.models import load_onnx, make_tiny_model
+
+    directory = make_tiny_model(tmp_path / "model", "qwen3", tied=tied)
+    config = PlannerConfig(
+        engine="onnx", precision=precision, context_length=256, drafter="draft-model", draft_layers=1
+    )
+    need = memory.budget(directory, config, None)
+    target = load_onnx(directory, context_length=256, precision=precision)
+    assert (need.weights, need.kv) == (target.info.weight_bytes, target.info.kv_bytes)
+    assert need.kv / 2 < need.drafter < need.kv / 2 + need.weights  # ONNX Runtime holds the draft model's weights again
+
+
 def test_a_truncated_draft_model_costs_its_cache(tiny_model: Path) -> None:
     config = PlannerConfig(drafter="draft-model", draft_layers=1)
     need = memory.budget(tiny_model, config, None)

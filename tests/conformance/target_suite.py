@@ -121,3 +121,60 @@ class TargetSuite:
             row = output.logits_row(node)
             assert row.dtype == np.float32 and row.shape == (target.info.vocabulary_size,)
             assert best == np.flatnonzero(row == row.max())[0]
+
+
+class ModelTargetSuite(TargetSuite):
+    """What a target over one of ``make_tiny_model``'s checkpoints must do besides."""
+
+    def test_tapped_features_are_the_hidden_states(self, target):
+        target.tap((0, 2))
+        try:
+            target.truncate(0)
+            features = np.asarray(target.extend(PromptInput(PROMPT)).features(range(len(PROMPT))))
+            assert features.shape == (len(PROMPT), 2, 64)
+            np.testing.assert_allclose(features[:, 0], np.asarray(target.lend("embedding"))[list(PROMPT)])
+            last = features[-1, 1] @ np.asarray(target.lend("head")).T
+            target.truncate(len(PROMPT) - 1)
+            again = target.extend(PromptInput(PROMPT[-1:])).logits_row(0)
+            np.testing.assert_allclose(again, last, atol=max(self.tolerance, 1e-4))
+        finally:
+            target.tap(())
+
+    def test_an_output_outlives_the_next_pass(self, target):
+        target.truncate(0)
+        output = target.extend(PromptInput(PROMPT))
+        before = output.logits_row(0).copy()
+        target.verify(DraftTree.chain((1, 2, 3)))
+        np.testing.assert_array_equal(output.logits_row(0), before)
+
+
+class BitwiseSuite:
+    """Where bits are promised: a target with one pass width, and chains. Its context holds at least 600 tokens."""
+
+    @pytest.fixture(scope="class")
+    def target(self) -> Target:
+        raise NotImplementedError("a conformance test class provides its target")
+
+    @pytest.mark.parametrize("start", [8, 150, 240, 480])  # the passes then cross KV extents of 64 … 512 slots
+    def test_logits_are_equal_in_bits_whichever_pass_computed_them(self, target, start):
+        """Drafts of any length, partly wrong, some abandoned, against one token a pass."""
+        random = np.random.default_rng(start)
+        prompt, tokens = tuple(random.integers(0, 41, start).tolist()), random.integers(0, 41, 60).tolist()
+        target.truncate(0)
+        target.extend(PromptInput(prompt))
+        plain = []
+        for token in tokens:
+            plain.append(target.verify(DraftTree.root(token)).logits_row(0).copy())
+            target.commit((0,))
+        target.truncate(0)
+        target.extend(PromptInput(prompt))
+        done = 0
+        while done < len(tokens):
+            right = tokens[done : done + int(random.integers(1, target.info.max_nodes + 1))]
+            wrong = random.integers(0, 41, int(random.integers(0, target.info.max_nodes + 1 - len(right)))).tolist()
+            output = target.verify(DraftTree.chain(right + wrong))
+            for node in range(len(right)):
+                np.testing.assert_array_equal(output.logits_row(node), plain[done + node])
+            if random.random() < 0.8:  # else abandoned, and drafted anew
+                target.commit(tuple(range(len(right))))
+                done += len(right)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from spec_planner.decoding.contracts import PromptInput
 from spec_planner.engines.table_target import TableTarget
 from tests.decoding.toys import logits_of
-from tests.models import make_tiny_model
+from tests.models import load_onnx, make_tiny_model
 
-from .target_suite import PROMPT, TargetSuite
+from .target_suite import BitwiseSuite, ModelTargetSuite, TargetSuite
 
 
 class TestTableTarget(TargetSuite):
@@ -21,7 +20,7 @@ class TestTableTarget(TargetSuite):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"], scope="class")
-class TestTorchTarget(TargetSuite):
+class TestTorchTarget(ModelTargetSuite):
     @pytest.fixture(scope="class")
     def target(self, family, tmp_path_factory):
         from spec_planner.engines.torch_target import TorchTarget
@@ -29,15 +28,41 @@ class TestTorchTarget(TargetSuite):
         directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
         return TorchTarget.load(directory, context_length=128, device="cpu")
 
-    def test_tapped_features_are_the_hidden_states(self, target):
-        target.tap((0, 2))
-        try:
-            target.truncate(0)
-            features = target.extend(PromptInput(PROMPT)).features(range(len(PROMPT)))
-            assert features.shape == (len(PROMPT), 2, 64)
-            head = target.lend("head")
-            last = (features[-1, 1] @ head.T).numpy()
-            target.truncate(len(PROMPT) - 1)
-            assert abs(target.extend(PromptInput(PROMPT[-1:])).logits_row(0) - last).max() < 1e-4
-        finally:
-            target.tap(())
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"], scope="class")
+class TestTorchTargetBitwise(BitwiseSuite):
+    @pytest.fixture(scope="class")
+    def target(self, precision, tmp_path_factory):
+        from spec_planner.engines.torch_target import TorchTarget
+
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+        return TorchTarget.load(directory, context_length=640, device="cpu", precision=precision, pass_width=8)
+
+
+class _OnnxSuite(ModelTargetSuite):
+    @pytest.fixture(scope="class")
+    def target(self, family, precision, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return load_onnx(directory, context_length=128, precision=precision)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"], scope="class")
+@pytest.mark.parametrize("precision", ["float32"], scope="class")
+class TestOnnxTarget(_OnnxSuite):
+    pass
+
+
+@pytest.mark.parametrize("family", ["llama"], scope="class")
+@pytest.mark.parametrize("precision", ["int8", "int4"], scope="class")
+class TestQuantisedOnnxTarget(_OnnxSuite):
+    # Activations are rounded to 8 bits on the way in: a last-bit difference may turn one of them. Logits span ±8.
+    tolerance = 0.5
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"], scope="class")
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"], scope="class")
+class TestOnnxTargetBitwise(BitwiseSuite):
+    @pytest.fixture(scope="class")
+    def target(self, family, precision, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return load_onnx(directory, context_length=640, precision=precision, pass_width=8)

@@ -40,21 +40,32 @@ def client(namespace: str) -> Iterator[PlannerClient]:
         yield planner_client
 
 
-@pytest.fixture(scope="module")
-def planner(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerClient]:
+@pytest.fixture(scope="session")
+def shared_planner(tiny_model: Path) -> Iterator[PlannerClient]:
+    settings = {"model": str(tiny_model), "drafter": "draft-model", "draft_layers": 1, "num_draft_tokens": 4}
+    with active_planner(fresh_namespace(), **settings) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def shared_scripted(tiny_model: Path) -> Iterator[PlannerClient]:
+    with active_planner(fresh_namespace(), script="scripted_node.py", model=str(tiny_model)) as client:
+        yield client
+
+
+@pytest.fixture
+def planner(shared_planner: PlannerClient) -> PlannerClient:
     """An active planner on the tiny random model: its answers are gibberish, everything else is real.
 
-    Its first layer drafts, because prompt lookup finds nothing to repeat in gibberish. A module's tests share it, so a
-    test that changes its state or parameters changes them back.
+    Its first layer drafts, because prompt lookup finds nothing to repeat in gibberish. All tests share its process, so
+    a test that changes parameters changes them back; the state is seen to here.
     """
-    settings = {"model": str(tiny_model), "drafter": "draft-model", "draft_layers": 1, "num_draft_tokens": 4}
-    with active_planner(fresh_namespace(), tmp_path_factory.mktemp("planner"), **settings) as client:
-        yield client
+    shared_planner.make_active()
+    return shared_planner
 
 
-@pytest.fixture(scope="module")
-def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerClient]:
-    """An active planner whose target says a fixed plan of four steps, 0.05 s per pass; shared like ``planner``."""
-    settings = {"script": "scripted_node.py", "model": str(tiny_model)}
-    with active_planner(fresh_namespace(), tmp_path_factory.mktemp("scripted"), **settings) as client:
-        yield client
+@pytest.fixture
+def scripted(shared_scripted: PlannerClient) -> PlannerClient:
+    """An active planner whose target says a fixed plan of four steps, and can be held; shared like ``planner``."""
+    shared_scripted.make_active()
+    return shared_scripted

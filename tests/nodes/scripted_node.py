@@ -1,32 +1,71 @@
-"""The planner node over a target that says a fixed plan, 0.05 s per pass; the tests run it as a process."""
+"""The planner node over a target that says a fixed plan; the tests run it as a process and hold its passes.
+
+It starts in half a second, because it needs neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from drafters.lookup import LookupDrafter
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.draft_budget import FixedBudget
-from spec_planner.decoding.exact_rules import get_rule
-from spec_planner.factory import model_directory
+from spec_planner.decoding.draft_tree import DraftTree
+from spec_planner.factory import find_rule
 from spec_planner.language.skills import load_skills
-from spec_planner.language.tokenizer import Tokenizer
 from spec_planner.nodes.planner_node import main
 from spec_planner.pipeline.plan_pipeline import PlanPipeline
-from tests.fakes import ScriptedTarget
+from tests.fakes import ScriptedOutput, ScriptedTarget
+from tests.nodes import control
 
 ANSWER = " go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. put(red cup, table)\n"
-PASS_SECONDS = 0.05
+END = 256
+PASS_SECONDS = 0.002
+
+
+class ByteTokenizer:
+    """A token per byte of UTF-8, and one for the end."""
+
+    vocabulary_size = END + 1
+    stop_ids = frozenset({END})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], answer_start: str = "") -> tuple[int, ...]:
+        return tuple(self.encode("\n".join([*(message["content"] for message in messages), answer_start])))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token != END).decode(errors="replace")
+
+
+class HeldTarget(ScriptedTarget):
+    """Stands still where a test says so."""
+
+    def verify(self, tree: DraftTree) -> ScriptedOutput:
+        control.wait_while_held(len(self.context) - self._prompt_length)
+        return super().verify(tree)
+
+
+class FaultyTarget(HeldTarget):
+    """Off by one: after a draft was accepted it believes to stand one position further than it does."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        super().commit(path)
+        self._prompt_length -= len(path) > 1
 
 
 def build_scripted(config: PlannerConfig, report: Callable[[str], None]) -> PlanPipeline:
-    tokenizer = Tokenizer(model_directory(config.model, report))
-    script = [*tokenizer.encode(ANSWER), min(tokenizer.stop_ids)]
-    target = ScriptedTarget(script, tokenizer.vocabulary_size, pass_seconds=PASS_SECONDS)
+    if not Path(config.model).is_dir():  # the certificate names its files
+        raise ValueError(f"model {config.model!r} is not a directory: give the scripted node one")
+    tokenizer = ByteTokenizer()
+    kind = FaultyTarget if control.is_faulty() else HeldTarget
+    target = kind([*tokenizer.encode(ANSWER), END], tokenizer.vocabulary_size, pass_seconds=PASS_SECONDS)
     drafter = LookupDrafter() if config.drafter == "lookup" else None
     return PlanPipeline(
-        target, drafter, tokenizer, get_rule(config.rule), FixedBudget(config.num_draft_tokens), load_skills()
+        target, drafter, tokenizer, find_rule(config.rule), FixedBudget(config.num_draft_tokens), load_skills()
     )
 
 

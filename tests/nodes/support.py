@@ -1,90 +1,38 @@
-"""A planner node as its own process, and a client that talks to it over DDS."""
+"""A client that talks to a planner over DDS, as a robot would.
+
+Tests run beside other work, on two cores at worst. So nothing here waits for a time to pass where it can wait for an
+event, and patience is long: it is spent only when something is wrong.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import rclpy
 from action_msgs.msg import GoalStatus
-from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.msg import Transition, TransitionEvent
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters, SetParameters
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
-from rclpy.parameter import Parameter
+from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import QoSProfile
 
 from spec_planner_msgs.action import GeneratePlan
+from spec_planner_msgs.srv import Certify
+from tests.nodes.planner_process import PATIENCE_S, PlannerProcess
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30.0  # for things that take well under a second on a quiet machine
-SETTLE_S = 0.2  # DDS matches the two ends separately: an answer is lost while the server does not know its reader yet
-NODE = "import sys; from spec_planner.nodes.planner_node import main; sys.exit(main())"
+ASK_AGAIN_S = 1.0
 
 
 def fresh_namespace() -> str:
     return f"/test_{uuid.uuid4().hex[:8]}"
-
-
-class PlannerProcess:
-    """``planner_node`` with parameters, from entering to leaving; leaving ends it and checks that nothing crashed."""
-
-    def __init__(
-        self, namespace: str, folder: Path, *, script: str = "", arguments: tuple[str, ...] = (), **parameters: Any
-    ):
-        program = [str(Path(__file__).with_name(script))] if script else ["-c", NODE]
-        overrides = [part for name, value in parameters.items() for part in ("-p", f"{name}:={json.dumps(value)}")]
-        self._command = [sys.executable, *program, "--ros-args", "-r", f"__ns:={namespace}", *overrides, *arguments]
-        self._log_file = folder / f"{namespace.strip('/').replace('/', '_')}.log"
-
-    def __enter__(self) -> PlannerProcess:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with self._log_file.open("w") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        try:
-            code = self.end(signal.SIGINT)
-        finally:
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
-        if kind is None:
-            assert code == 0, f"the node ended with code {code}:\n{self.log}"
-
-    @property
-    def log(self) -> str:
-        return self._log_file.read_text()
-
-    def end(self, number: int) -> int:
-        """Send signal ``number``, unless the node has ended already, and wait for the exit code."""
-        self.signal(number)
-        return self.wait()
-
-    def signal(self, number: int) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-    def wait(self) -> int:
-        return self._process.wait(timeout=PATIENCE_S)
-
-    def cpu_seconds(self) -> float:
-        """Processor time used so far."""
-        words = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -96,11 +44,17 @@ class Goal:
     result: Any  # future
 
 
-@dataclass
 class PlannerClient:
-    """Everything a robot would ask of a planner in ``namespace``; each call spins until its answer is there."""
+    """Everything a robot would ask of a planner in ``namespace``; each call spins until its answer is there.
 
-    namespace: str
+    Attributes:
+        process: the planner's, where the client was made together with it.
+    """
+
+    process: PlannerProcess
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
 
     def __enter__(self) -> PlannerClient:
         self._proxies: dict[str, Any] = {}
@@ -133,30 +87,96 @@ class PlannerClient:
         self.until(future.done, what)
         return future.result()
 
-    def call(self, kind: type, service: str, request: Any) -> Any:
+    def ask(self, kind: type, service: str, request: Any) -> Any:
+        """A future of the answer."""
         proxy = self._proxies.get(service)
         if proxy is None:
             proxy = self._proxies[service] = self.node.create_client(kind, self.name(service))
             self.until(proxy.service_is_ready, f"service {service}")
-            self.spin(SETTLE_S)
-        return self.done(proxy.call_async(request), f"an answer from {service}")
+            self.settle()
+        return proxy.call_async(request)
+
+    def call(self, kind: type, service: str, request: Any) -> Any:
+        return self.done(self.ask(kind, service, request), f"an answer from {service}")
+
+    def settle(self) -> None:
+        """Until the planner knows everything this client has created so far.
+
+        DDS matches the two ends separately, and an answer is lost while the server does not know its reader. It learns
+        of readers in the order of their creation: once a service asked through a new one answers, the others are known.
+        """
+        asking = self.node.create_client(GetState, self.name("get_state"))
+        self.until(asking.service_is_ready, "service get_state")
+        asked: list[Any] = []
+        end = time.monotonic() + PATIENCE_S
+        while not any(future.done() for future in asked):
+            assert time.monotonic() < end, f"waited {PATIENCE_S} s in vain for an answer from get_state"
+            asked.append(asking.call_async(GetState.Request()))
+            again = time.monotonic() + ASK_AGAIN_S
+            while not any(future.done() for future in asked) and time.monotonic() < again:
+                self.executor.spin_once(timeout_sec=0.05)
+        self.node.destroy_client(asking)
 
     # --- Lifecycle and parameters ---
 
+    def begin(self, transition: str) -> Any:
+        """Ask for a transition; a future of the answer."""
+        return self.ask(ChangeState, "change_state", ChangeState.Request(transition=Transition(label=transition)))
+
     def transition(self, name: str) -> bool:
-        request = ChangeState.Request(transition=Transition(label=name))
-        return self.call(ChangeState, "change_state", request).success
+        return self.done(self.begin(name), f"the end of {name}").success
 
     def state(self) -> str:
         return self.call(GetState, "get_state", GetState.Request()).current_state.label
 
     def bring_up(self) -> None:
         assert self.transition("configure") and self.transition("activate")
-        self.until(self.actions.server_is_ready, "the action server")
+
+    @contextmanager
+    def seeing_states(self) -> Iterator[Callable[[str], bool]]:
+        """Whether the planner has been in a state since, intermediate ones such as ``deactivating`` included."""
+        with self.listening(TransitionEvent, "transition_event", 10) as events:
+            yield lambda label: any(event.goal_state.label == label for event in events)
+
+    @contextmanager
+    def inactive(self) -> Iterator[None]:
+        """An active planner is inactive meanwhile."""
+        assert self.transition("deactivate")
+        yield
+        self.make_active()
+
+    @contextmanager
+    def reconfigured(self, **settings: Any) -> Iterator[None]:
+        """An active planner is inactive with other settings meanwhile."""
+        assert self.transition("deactivate") and self.transition("cleanup")
+        values = map(parameter_value_to_python, self.get(*settings))
+        before = dict(zip(settings, values, strict=True))
+        self.set_all(**settings)
+        assert self.transition("configure")
+        try:
+            yield
+        finally:
+            if self.state() == "active":
+                assert self.transition("deactivate")
+            if self.state() == "inactive":
+                assert self.transition("cleanup")
+            self.set_all(**before)
+            self.make_active()
+
+    def make_active(self) -> None:
+        """From whatever state short of finalized."""
+        state = self.state()
+        if state == "unconfigured":
+            assert self.transition("configure")
+        if state != "active":
+            assert self.transition("activate")
 
     def set(self, **values: Any) -> list[SetParametersResult]:
         parameters = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
         return self.call(SetParameters, "set_parameters", SetParameters.Request(parameters=parameters)).results
+
+    def set_all(self, **values: Any) -> None:
+        assert all(result.successful for result in self.set(**values))
 
     def parameter_names(self) -> list[str]:
         return list(self.call(ListParameters, "list_parameters", ListParameters.Request()).result.names)
@@ -168,10 +188,12 @@ class PlannerClient:
     def get(self, *names: str) -> list[Any]:
         return self.call(GetParameters, "get_parameters", GetParameters.Request(names=list(names))).values
 
-    # --- Goals and topics ---
+    # --- Goals, certificates and topics ---
 
     def send(self, instruction: str, **fields: Any) -> Goal:
         """Send a goal; ``handle.accepted`` says whether it was taken."""
+        if not self._proxies:
+            self.settle()
         self.until(self.actions.server_is_ready, "the action server")
         feedback: list[GeneratePlan.Feedback] = []
         request = GeneratePlan.Goal(instruction=instruction, **fields)
@@ -192,6 +214,13 @@ class PlannerClient:
     def plan(self, instruction: str, **fields: Any) -> tuple[str, GeneratePlan.Result]:
         return self.finish(self.send(instruction, **fields))
 
+    def order_certificate(self, **fields: Any) -> Any:
+        """A future of the answer."""
+        return self.ask(Certify, "certify", Certify.Request(**fields))
+
+    def certify(self, **fields: Any) -> Certify.Response:
+        return self.done(self.order_certificate(**fields), "a certificate")
+
     def status(self, messages: list[Any]) -> list[Any]:
         """This planner's own among the messages of /diagnostics."""
         own = f"{self.namespace}/planner: ".lstrip("/")
@@ -205,14 +234,15 @@ class PlannerClient:
         subscription = self.node.create_subscription(kind, path, messages.append, qos)
         try:
             self.until(lambda: self.node.count_publishers(path), f"a publisher on {path}")
+            self.settle()
             yield messages
         finally:
             self.node.destroy_subscription(subscription)
 
 
 @contextmanager
-def active_planner(namespace: str, folder: Path, **settings: Any) -> Iterator[PlannerClient]:
+def active_planner(namespace: str, **settings: Any) -> Iterator[PlannerClient]:
     """A client of a planner process that has been brought to active."""
-    with PlannerClient(namespace) as client, PlannerProcess(namespace, folder, **settings):
+    with PlannerClient(namespace) as client, PlannerProcess(namespace, **settings) as client.process:
         client.bring_up()
         yield client

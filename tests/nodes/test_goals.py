@@ -8,18 +8,31 @@ from typing import Any
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.duration import Duration
 from std_msgs.msg import String
 
+from spec_planner.factory import build_pipeline
 from spec_planner.nodes import qos
-from spec_planner_msgs.msg import Plan, RunMetrics, StepMetrics
-from tests.nodes.support import PlannerClient, PlannerProcess
+from spec_planner.nodes.planner_node import PlannerNode
+from spec_planner_msgs.msg import EngineInfo, Plan, RunMetrics, StepMetrics
+from tests.nodes.planner_process import PATIENCE_S, PlannerProcess
+from tests.nodes.support import Goal, PlannerClient
 
 TASK = "bring the red cup to the table"
 
 
 def test_steps_stream_and_the_result_holds_the_plan(scripted: PlannerClient) -> None:
-    goal = scripted.send(TASK, objects=["red cup"], places=["kitchen", "table"])
+    begun = time.monotonic()
+    with scripted.process.holding() as hold:
+        goal = scripted.send(TASK, objects=["red cup"], places=["kitchen", "table"])
+
+        def ended() -> bool:  # action clients keep ten messages of feedback, so the node must not run away from us
+            hold(tokens_in(goal) + 4)
+            return goal.result.done()
+
+        scripted.until(ended, "the goal to end")
     status, result = scripted.finish(goal)
+    elapsed_ms = (time.monotonic() - begun) * 1e3
     assert (status, result.outcome, result.detail) == ("succeeded", "succeeded", "")
     assert [(s.skill, list(s.values)) for s in result.plan.steps] == [
         ("go_to", ["kitchen"]),
@@ -29,7 +42,7 @@ def test_steps_stream_and_the_result_holds_the_plan(scripted: PlannerClient) -> 
     ]
     assert result.plan.complete and result.plan.instruction == TASK
     assert bytes(result.plan.goal_id.uuid) == bytes(goal.handle.goal_id.uuid)
-    assert 0 < result.time_to_first_step_ms < result.metrics.prefill_ms + result.metrics.decode_ms
+    assert 0 < result.time_to_first_step_ms < elapsed_ms
 
     streamed = [step for news in goal.feedback for step in news.new_steps]
     assert [s.text for s in streamed] == [s.text for s in result.plan.steps]
@@ -82,46 +95,51 @@ def test_content_that_cannot_be_used_is_aborted_with_the_reason(
 
 
 def test_a_bad_goal_does_not_disturb_the_running_one(scripted: PlannerClient) -> None:
-    running = scripted.send(TASK)
-    scripted.until(lambda: running.feedback, "feedback")
-    assert scripted.plan("")[1].outcome == "refused"
+    with scripted.process.holding(after=5):
+        running = scripted.send(TASK)
+        assert scripted.plan("")[1].outcome == "refused"
     assert scripted.finish(running)[1].outcome == "succeeded"
 
 
-def test_cancel_ends_within_one_decoding_step(scripted: PlannerClient) -> None:
-    goal = scripted.send(TASK)
-    scripted.until(lambda: len(goal.feedback) >= 3, "feedback")
-    seen = len(goal.feedback)
-    scripted.done(goal.handle.cancel_goal_async(), "the cancel to be answered")
+def test_cancel_ends_with_the_pass_under_way(scripted: PlannerClient) -> None:
+    with scripted.process.holding(after=5):
+        goal = scripted.send(TASK)
+        scripted.until(lambda: tokens_in(goal) > 5, "the steps before the held pass")
+        scripted.done(goal.handle.cancel_goal_async(), "the cancel to be answered")
+        before = len(goal.feedback)
     status, result = scripted.finish(goal)
     assert (status, result.outcome) == ("canceled", "cancelled") and "client" in result.detail
-    # The pass under way when the cancel arrives ends; no other begins. One more may have ended on the way there.
-    assert seen <= result.metrics.verify_passes + 1 <= seen + 2
+    # Step 0 has no pass; the held pass ends and is the last. The run's end comes as one more step, of no tokens.
+    assert result.metrics.verify_passes == before, "no pass may begin after the cancel"
     assert result.plan.text and not result.plan.complete
     assert scripted.plan(TASK)[1].outcome == "succeeded"
 
 
 def test_a_new_goal_preempts_the_running_one(scripted: PlannerClient) -> None:
-    first = scripted.send(TASK)
-    scripted.until(lambda: len(first.feedback) >= 2, "feedback")
-    second = scripted.send(TASK)
+    with scripted.process.holding(after=5):
+        first = scripted.send(TASK)
+        scripted.until(lambda: tokens_in(first) > 5, "the steps before the held pass")
+        second = scripted.send(TASK)
     status, result = scripted.finish(first)
     assert (status, result.outcome) == ("aborted", "preempted") and result.detail == "a newer goal took over"
     assert scripted.finish(second)[1].outcome == "succeeded"
 
 
 def test_of_many_goals_at_once_the_newest_is_carried_out(scripted: PlannerClient) -> None:
-    goals = [scripted.send(TASK) for _ in range(5)]
+    with scripted.process.holding():
+        goals = [scripted.send(TASK) for _ in range(5)]
     outcomes = [scripted.finish(goal)[1].outcome for goal in goals]
     assert outcomes == ["preempted"] * 4 + ["succeeded"]
 
 
 def test_a_deadline_that_passes_ends_the_goal_with_the_steps_so_far(scripted: PlannerClient) -> None:
-    begun = time.monotonic()
-    goal = scripted.send(TASK, deadline=0.8, plain=True)
+    with scripted.process.holding(after=5):
+        goal = scripted.send(TASK, deadline=2.0)
+        scripted.spin(2.0)
+        before = len(goal.feedback)
     status, result = scripted.finish(goal)
     assert (status, result.outcome) == ("aborted", "deadline") and result.detail
-    assert time.monotonic() - begun < 0.8 + 0.5, "one pass may be under way; the rest is DDS and the machine"
+    assert result.metrics.verify_passes <= before, "no pass may begin after the deadline"
     assert not result.plan.complete and len(result.tokens) >= 1
     with scripted.listening(DiagnosticArray, "/diagnostics", 10) as messages:
         warned = lambda: any("missed its deadline" in s.message for s in scripted.status(messages))  # noqa: E731
@@ -135,19 +153,25 @@ def test_a_deadline_covers_the_wait_and_the_prefill(scripted: PlannerClient) -> 
 
 
 def test_the_nodes_own_deadline_holds_where_the_goal_names_none(scripted: PlannerClient) -> None:
-    assert scripted.set(deadline_s=0.5)[0].successful
+    scripted.set_all(deadline_s=1e-6)
     try:
-        assert scripted.plan(TASK, plain=True)[1].outcome == "deadline"
-        assert scripted.plan(TASK, plain=True, deadline=60.0)[1].outcome == "succeeded"
+        assert scripted.plan(TASK)[1].outcome == "deadline"
+        assert scripted.plan(TASK, deadline=3600.0)[1].outcome == "succeeded"
     finally:
-        assert scripted.set(deadline_s=0.0)[0].successful
+        scripted.set_all(deadline_s=0.0)
 
 
 def test_deactivate_in_mid_goal_aborts_it_and_closes_the_door(scripted: PlannerClient) -> None:
-    goal = scripted.send(TASK)
-    scripted.until(lambda: len(goal.feedback) >= 2, "feedback")
-    with scripted.listening(RunMetrics, "run_metrics", qos.latched()) as runs:
-        assert scripted.transition("deactivate")
+    with (
+        scripted.listening(RunMetrics, "run_metrics", qos.latched()) as runs,
+        scripted.seeing_states() as seen,
+    ):
+        with scripted.process.holding(after=5):
+            goal = scripted.send(TASK)
+            scripted.until(lambda: tokens_in(goal) > 5, "the steps before the held pass")
+            deactivation = scripted.begin("deactivate")
+            scripted.until(lambda: seen("deactivating"), "the transition to begin")
+        assert scripted.done(deactivation, "the transition to end").success
         status, result = scripted.finish(goal)
         assert (status, result.outcome) == ("aborted", "cancelled") and "deactivated" in result.detail
         scripted.until(lambda: result.metrics in runs, "the aborted run's metrics")
@@ -156,8 +180,8 @@ def test_deactivate_in_mid_goal_aborts_it_and_closes_the_door(scripted: PlannerC
     assert scripted.plan(TASK)[1].outcome == "succeeded"
 
 
-def test_a_goal_before_configure_is_rejected(namespace: str, client: PlannerClient, tmp_path: Any) -> None:
-    with PlannerProcess(namespace, tmp_path) as process:
+def test_a_goal_before_configure_is_rejected(namespace: str, client: PlannerClient) -> None:
+    with PlannerProcess(namespace) as process:
         assert not client.send(TASK).handle.accepted
         assert "goal rejected: the planner is not active" in process.log
 
@@ -176,12 +200,13 @@ def test_an_instruction_by_topic_takes_the_same_path(scripted: PlannerClient) ->
         (plan,) = mine()
         same_goal = lambda message: bytes(message.goal_id.uuid) == bytes(plan.goal_id.uuid)  # noqa: E731
         scripted.until(lambda: any(map(same_goal, runs)), "the run's metrics")
-        scripted.spin(0.2)
+        scripted.until(lambda: any(map(same_goal, steps)), "the steps' metrics")
     (run,) = filter(same_goal, runs)
     steps = list(filter(same_goal, steps))
     assert plan.complete and len(plan.steps) == 4 and bytes(plan.goal_id.uuid) != bytes(16)
     assert plan.header.stamp.sec > 0 and run.outcome == "succeeded"
-    assert len(steps) == run.verify_passes + 1
+    # They are best effort, so some may be missing; the feedback, which is reliable, is counted elsewhere.
+    assert 0 < len({step.index for step in steps}) == len(steps) <= run.verify_passes + 1
     assert all(step.acceptance_length == step.num_accepted + 1 for step in steps)
     with scripted.listening(Plan, "plan", qos.latched()) as late:
         scripted.until(lambda: late, "the latched plan")
@@ -191,24 +216,63 @@ def test_an_instruction_by_topic_takes_the_same_path(scripted: PlannerClient) ->
 def test_an_instruction_by_topic_preempts_a_goal(scripted: PlannerClient) -> None:
     publisher = scripted.node.create_publisher(String, scripted.name("instruction"), qos.command())
     scripted.until(lambda: publisher.get_subscription_count() == 1, "the instruction topic")
-    goal = scripted.send(TASK)
-    scripted.until(lambda: goal.feedback, "feedback")
-    publisher.publish(String(data="something else"))
-    assert scripted.finish(goal)[1].outcome == "preempted"
+    scripted.settle()
+    with scripted.listening(Plan, "plan", qos.latched()) as plans:
+        with scripted.process.holding(after=5):
+            goal = scripted.send(TASK)
+            publisher.publish(String(data="something else"))
+            assert publisher.wait_for_all_acked(Duration(seconds=PATIENCE_S))
+            scripted.state()  # the node looks at topics before services, so it has seen the instruction
+        assert scripted.finish(goal)[1].outcome == "preempted"
+        scripted.until(lambda: plans and plans[-1].instruction == "something else", "the other plan")
 
 
 def test_diagnostics_report_engine_latency_and_memory(planner: PlannerClient) -> None:
-    _, result = planner.plan(TASK, max_tokens=30, deadline=60.0)
+    _, result = planner.plan(TASK, max_tokens=30, deadline=3600.0)
     with planner.listening(DiagnosticArray, "/diagnostics", 10) as messages:
-        begun = time.monotonic()
-        planner.until(lambda: len(planner.status(messages)) >= 4, "four diagnostics")
-    assert 2.5 < time.monotonic() - begun < 6.0, "one per second"
+        planner.until(lambda: len(planner.status(messages)) >= 2, "two diagnostics")
     found = {item.key: item.value for item in planner.status(messages)[-1].values}
-    assert (found["state"], found["engine"], found["exact"], found["fallback"]) == ("active", "torch", "true", "none")
+    assert (found["state"], found["engine"], found["fallback"]) == ("active", "torch", "none")
+    assert (found["rule"], found["exact"], found["exactness"]) == ("drafter-invariant", "true", "tokens")
     assert float(found["acceptance_length"]) >= 1.0
     assert 0 < float(found["step_ms_p50"]) <= float(found["step_ms_p95"]) <= float(found["step_ms_p99"])
     assert float(found["token_ms_p50"]) <= float(found["step_ms_p99"])
     assert float(found["memory_rss_mib"]) > 50 and float(found["memory_weights_mib"]) > 0
     assert float(found["memory_kv_mib"]) > 0
-    assert (found["last_goal_outcome"], found["last_goal_deadline_s"]) == (result.outcome, "60")
+    assert (found["last_goal_outcome"], found["last_goal_deadline_s"]) == (result.outcome, "3600")
     assert int(found["goals"]) >= 1 and int(found["deadline_misses"]) == 0
+
+
+def test_diagnostics_are_due_once_a_second() -> None:
+    node = PlannerNode(build_pipeline)
+    try:
+        (timer,) = node.timers
+        assert timer.timer_period_ns == 1_000_000_000
+    finally:
+        node.destroy_node()
+
+
+def test_a_relaxed_rule_is_marked_wherever_its_tokens_go(planner: PlannerClient) -> None:
+    with planner.reconfigured(rule="relaxed-typical"):
+        assert "rule relaxed-typical is lossy" in planner.process.log
+        assert planner.transition("activate")
+        with (
+            planner.listening(EngineInfo, "engine_info", qos.latched()) as infos,
+            planner.listening(StepMetrics, "step_metrics", qos.telemetry()) as steps,
+            planner.listening(RunMetrics, "run_metrics", qos.latched()) as runs,
+            planner.listening(DiagnosticArray, "/diagnostics", 10) as messages,
+        ):
+            goal = planner.send(TASK, max_tokens=20, override_sampling=True, temperature=1.0)
+            result = planner.finish(goal)[1]
+            planner.until(lambda: infos and steps and runs and planner.status(messages), "what the node publishes")
+        assert not result.metrics.exact and result.metrics.num_drafted > 0
+        assert goal.feedback and not any(news.metrics.exact for news in goal.feedback)
+        assert not any(message.exact for message in (*steps, *runs, *infos))
+        assert (infos[-1].rule, infos[-1].same_tokens) == ("relaxed-typical", False)
+        found = {item.key: item.value for item in planner.status(messages)[-1].values}
+        assert (found["rule"], found["exact"]) == ("relaxed-typical", "false")
+
+
+def tokens_in(goal: Goal) -> int:
+    """Tokens that the feedback so far tells of."""
+    return sum(news.metrics.acceptance_length for news in goal.feedback)

@@ -18,14 +18,15 @@ from spec_planner.language.plan import Plan, PlanStep, RejectedLine
 from spec_planner.nodes import parameters
 from spec_planner_msgs import msg as messages
 from spec_planner_msgs.action import GeneratePlan
-from tests.nodes.support import ROOT, PlannerClient, PlannerProcess
+from tests.nodes.planner_process import ROOT, PlannerProcess
+from tests.nodes.support import PlannerClient
 
 LAUNCH_FILE = ROOT / "launch" / "planner.launch.py"
 ABOUT_THE_PROCESS = {"params_file", "namespace", "autostart", "use_sim_time", "log_level"}  # no setting of the planner
 SETTINGS = {entry.name for entry in fields(PlannerConfig)}
-DEFINITIONS = sorted((ROOT / "spec_planner_msgs").glob("*/*.msg")) + sorted(
-    (ROOT / "spec_planner_msgs").glob("*/*.action")
-)
+DEFINITIONS = [
+    path for kind in ("msg", "srv", "action") for path in sorted((ROOT / "spec_planner_msgs").glob(f"{kind}/*.{kind}"))
+]
 
 
 def launch_arguments() -> dict[str, dict[str, ast.expr]]:
@@ -45,9 +46,9 @@ def test_launch_arguments_are_described_and_known() -> None:
 
 
 def test_launch_arguments_that_become_parameters_are_declared_by_the_node(
-    namespace: str, client: PlannerClient, tmp_path: Path
+    namespace: str, client: PlannerClient
 ) -> None:
-    with PlannerProcess(namespace, tmp_path):
+    with PlannerProcess(namespace):
         declared = set(client.parameter_names())
         assert (set(launch_arguments()) - ABOUT_THE_PROCESS) | {"use_sim_time"} <= declared
         assert declared >= SETTINGS
@@ -73,9 +74,9 @@ def test_the_config_file_lists_every_setting_at_its_default() -> None:
     assert PlannerConfig.from_mapping(given) == PlannerConfig()
 
 
-def test_ros_reads_the_config_file(namespace: str, client: PlannerClient, tmp_path: Path) -> None:
+def test_ros_reads_the_config_file(namespace: str, client: PlannerClient) -> None:
     arguments = ("--params-file", str(ROOT / "config" / "planner.yaml"))
-    with PlannerProcess(namespace, tmp_path, arguments=arguments):
+    with PlannerProcess(namespace, arguments=arguments):
         objects, places, model = client.get("objects", "places", "model")
     assert (list(objects.string_array_value), list(places.string_array_value)) == ([], [])
     assert model.string_value == "default"
@@ -104,6 +105,11 @@ def test_the_goal_can_override_every_sampling_setting() -> None:
     goal = GeneratePlan.Goal()
     assert {"temperature", "top_k", "top_p", "seed", "max_tokens", "objects", "places"} <= SETTINGS
     assert (goal.temperature, goal.top_k, goal.top_p, goal.seed) == (0.0, 0, 1.0, 0)
+
+
+def test_every_definition_is_built() -> None:
+    listed = re.findall(r'"((?:msg|srv|action)/\w+\.\w+)"', (ROOT / "spec_planner_msgs" / "CMakeLists.txt").read_text())
+    assert sorted(listed) == sorted(f"{path.parent.name}/{path.name}" for path in DEFINITIONS)
 
 
 @pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)

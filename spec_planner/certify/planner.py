@@ -1,0 +1,91 @@
+"""A loaded planner as the subject of a certificate: what the command line and the node have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import ConfigError, PlannerConfig
+from ..decoding.accept import Rule
+from ..decoding.contracts import Drafter
+from ..pipeline.plan_pipeline import PlanPipeline
+from ..resources import shared_file
+from .certificate import Certificate, Settings, Subject, certify
+from .document import to_json
+
+DEFAULT_TOKENS = 2000
+DEFAULT_TEMPERATURES = (0.0, 1.0)
+
+
+def settings_for(
+    config: PlannerConfig, tokens: int | None = None, temperatures: Iterable[float] = (), seed: int = 0
+) -> Settings:
+    """How much to test; what is not given takes the defaults above.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    return Settings(
+        tokens=DEFAULT_TOKENS if tokens is None else tokens,
+        temperatures=tuple(dict.fromkeys(temperatures)) or DEFAULT_TEMPERATURES,
+        bitwise=config.exactness == "bitwise",
+        seed=seed,
+    )
+
+
+def subject_for(config: PlannerConfig, drafter: Drafter | None, rule: Rule) -> Subject:
+    """``drafter`` as ``config`` describes it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if drafter is None:
+        raise ConfigError("drafter 'none' is what the others are compared with: set drafter to lookup or draft-model")
+    shape = "chain" if config.draft_branches == 1 else "tree"
+    return Subject(f"{config.drafter}, {shape}", drafter, rule, config.num_draft_tokens)
+
+
+def read_instructions(path: str | Path | None = None) -> list[str]:
+    """Non-empty lines of a prompt file, by default the installed one; lines that begin with # are comments.
+
+    Raises:
+        ValueError: the file cannot be read or is empty.
+    """
+    file = Path(path) if path else shared_file("config/instructions.txt")
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"prompt file {file} cannot be read ({error}): give a text file, one instruction per line"
+        ) from error
+    instructions = [line for line in lines if line and not line.startswith("#")]
+    if not instructions:
+        raise ConfigError(f"prompt file {file} holds no instruction: write one per line")
+    return instructions
+
+
+def certify_planner(
+    pipeline: PlanPipeline,
+    subjects: Sequence[Subject],
+    instructions: Sequence[str],
+    settings: Settings,
+    model: Path,
+    report: Callable[[float, str], None] = lambda share, line: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[Certificate, dict[str, Any]]:
+    """Compare ``subjects`` with plain decoding on the pipeline's target, over the prompts of ``instructions``.
+
+    Args:
+        model: the target's directory, whose files the certificate names by hash.
+        report, cancelled: as for ``certify``.
+
+    Returns: the certificate, and the same as JSON for ``document.to_markdown`` and ``document.write``.
+
+    Raises:
+        ValueError: there is nothing to compare, or an instruction gives no prompt.
+        InterruptedError: ``cancelled`` said so.
+    """
+    prompts = [pipeline.prompt_ids(instruction) for instruction in instructions]
+    certificate = certify(pipeline.target, subjects, prompts, pipeline.stop_ids, settings, report, cancelled)
+    return certificate, to_json(certificate, pipeline.info, model, cancelled)

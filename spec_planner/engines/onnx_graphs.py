@@ -1,0 +1,93 @@
+"""Exported graphs, kept in the cache: made once per checkpoint, precision, exporter and ONNX Runtime version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime
+
+from .cache import cache_directory, locked, make_once
+from .decoder_config import DecoderConfig, ModelError, read_decoder_config
+from .onnx_weights import LAYOUT, WeightFile
+
+Report = Callable[[str], None]
+_OLDEST = (1, 31)  # the first onnxruntime whose CPU kernels cover opset 24 as exported here
+_SAMPLES, _SAMPLE_BYTES = 64, 65_536  # of each weights file, for the key
+
+
+class GraphDirectory:
+    """One checkpoint in one precision as ONNX: ``weights.bin``, and a small graph file per number of layers."""
+
+    def __init__(self, directory: Path, config: DecoderConfig, precision: str) -> None:
+        self.directory, self.config, self.precision = directory, config, precision
+        self.weights = WeightFile(directory)
+
+    @property
+    def key(self) -> str:
+        """Names the graph's content; part of a certificate."""
+        return self.directory.name
+
+    def graph(self, num_layers: int) -> Path:
+        """The graph of the first ``num_layers`` layers, written when first asked for."""
+        path = self.directory / f"decoder-{num_layers}.onnx"
+        if not path.is_file():
+            with locked(self.directory / ".lock"):
+                if not path.is_file():
+                    _write_graph(path, self.config, self.weights, num_layers)
+        return path
+
+
+def ensure_graph(model: Path, precision: str, report: Report = lambda line: None) -> GraphDirectory:
+    """The exported graph of the checkpoint in ``model``, exporting it first if need be.
+
+    Raises:
+        ModelError: the checkpoint cannot be used, a package is missing or too old, or the cache cannot be written.
+    """
+    if tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) < _OLDEST:
+        raise ModelError(
+            f"engine 'onnx' needs onnxruntime {'.'.join(map(str, _OLDEST))} or newer and found "
+            f"{onnxruntime.__version__}: pip install --upgrade onnxruntime"
+        )
+    config = read_decoder_config(model)
+
+    def make(scratch: Path) -> None:
+        try:
+            from .onnx_export import write_weights
+        except ImportError as error:
+            raise ModelError(f"exporting to ONNX needs the package {error.name}: pip install it, once") from error
+        report(f"exporting {model.name} to ONNX in {precision} (once)")
+        write_weights(model, precision, scratch)
+        _write_graph(scratch / f"decoder-{config.num_layers}.onnx", config, WeightFile(scratch), config.num_layers)
+        report("the ONNX graph is ready")
+
+    directory = cache_directory() / "onnx" / f"{model.resolve().name}-{precision}-{_key(model, precision)}"
+    return GraphDirectory(make_once(directory, make, "the ONNX graph"), config, precision)
+
+
+def _write_graph(path: Path, config: DecoderConfig, weights: WeightFile, num_layers: int) -> None:
+    from .onnx_export import build_graph
+
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(build_graph(config, weights, num_layers).SerializeToString())
+    scratch.rename(path)
+
+
+def _key(model: Path, precision: str) -> str:
+    """Changes when the checkpoint, the exporter or ONNX Runtime does. Samples of the weights go in beside their size
+    and age: a copy or an archive may keep a file's time, and a wrong graph would speak with another model's voice.
+    """
+    digest = hashlib.sha256()
+    digest.update(json.dumps([precision, LAYOUT, onnxruntime.__version__]).encode())
+    digest.update((model / "config.json").read_bytes())
+    for path in sorted(model.glob("*.safetensors")):
+        state = path.stat()
+        digest.update(json.dumps([path.name, state.st_size, state.st_mtime_ns]).encode())
+        with path.open("rb") as file:
+            for sample in range(_SAMPLES):
+                file.seek(sample * max(state.st_size - _SAMPLE_BYTES, 0) // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

@@ -49,7 +49,7 @@ def plan_json(run: Run, model: Path, *arguments: str) -> dict:
     assert done.stdout.count("\n") == 1, done.stderr
     answer: dict = json.loads(done.stdout)
     # A random model writes no plan; the tokens, the figures and the exit code are there all the same.
-    assert done.returncode == (0 if answer["outcome"] == "succeeded" else 1), done.stderr
+    assert done.returncode == 0, done.stderr  # how it ended is in the object
     return answer
 
 

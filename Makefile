@@ -5,6 +5,8 @@ ARGS ?=
 # Passed on in the environment, so that quotes and dollar signs in an instruction reach the demo unchanged.
 export SPEC_PLANNER_DEMO_INSTRUCTION := $(value INSTRUCTION)
 export SPEC_PLANNER_DEMO_DRAFTER := $(value DRAFTER)
+# make would expand these two on their way into the environment, and run what $(shell ...) they hold.
+unexport INSTRUCTION DRAFTER
 
 VENV := $(CURDIR)/.venv
 SETUP := $(PYTHON) tools/setup_env.py

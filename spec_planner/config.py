@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -129,14 +128,18 @@ class PlannerConfig:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
+_KINDS = {str: "a text", int: "a whole number", float: "a number", tuple: "a list of texts"}
+
+
 def _check(name: str, value: Any, rule: Any, kind: type) -> None:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
+        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
     if kind is tuple and not all(isinstance(item, str) and item for item in value):
         raise ConfigError(f"{name} must be a list of non-empty strings, got {value!r}")
     if rule["choices"] and value not in rule["choices"]:
         raise ConfigError(f"{name} must be one of {', '.join(rule['choices'])}, got {value!r}")
-    if rule["low"] is not None and not (math.isfinite(value) and rule["low"] <= value <= rule["high"]):
+    # A comparison with NaN is False, so it is out of range like any other.
+    if rule["low"] is not None and not rule["low"] <= value <= rule["high"]:
         raise ConfigError(f"{name} must be between {rule['low']} and {rule['high']}, got {value}")

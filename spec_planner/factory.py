@@ -14,7 +14,7 @@ from .decoding.contracts import Drafter, Incompatible, check_compatible
 from .decoding.draft_budget import FixedBudget
 from .decoding.draft_tree import Proposal
 from .decoding.exact_rules import get_rule
-from .engines.decoder_config import ModelError
+from .engines.decoder_config import ModelError, read_decoder_config
 from .engines.threads import share_the_cpu
 from .language.skills import load_skills
 from .language.tokenizer import Tokenizer
@@ -41,6 +41,7 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     share_the_cpu()  # before anything imports torch
     skills = load_skills(Path(config.skills_file) if config.skills_file else None)
     directory = model_directory(config.model, report)
+    read_decoder_config(directory)  # its sentences name the file; the tokenizer's library would hide it
     tokenizer = Tokenizer(directory)
     report(f"loading {directory.name} ({config.precision})")
     target = _load_target(config, directory, report)
@@ -74,6 +75,7 @@ def find_rule(name: str) -> Rule:
 
         if name in RELAXED_RULES:
             return RELAXED_RULES[name]()
+        raise ConfigError(f"no relaxed rule is called {name!r}; there is {', '.join(RELAXED_RULES)}")
     return get_rule(name)
 
 
@@ -88,7 +90,7 @@ def model_directory(model: str, report: Report = lambda line: None) -> Path:
 
         return ensure_default_model(report)
     directory = Path(model).expanduser()
-    if not directory.is_dir():
+    if not model.strip() or not directory.is_dir():
         raise ModelError(f"model {model!r} is not a directory: give a local Hugging Face model directory, or 'default'")
     return directory
 

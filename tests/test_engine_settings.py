@@ -58,7 +58,7 @@ def test_a_plan_runs_on_onnx_runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEC_PLANNER_CACHE", str(tmp_path / "cache"))
     model, said = make_tiny_model(tmp_path / "model"), []
     config = PlannerConfig(
-        model=str(model), precision="int8", drafter="draft-model", draft_layers=1, context_length=512
+        model=str(model), precision="int8", drafter="draft-model", draft_layers=1, context_length=1024
     )
     pipeline = build_pipeline(config, said.append)
     try:

@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
     settings = settings_for(config, options.tokens, options.temperature or (), options.seed)
     instructions = read_instructions(options.prompts)
     names = [options.drafter] if options.drafter else ["lookup", "draft-model"]
+    for name in names:  # what costs nothing to check comes before what takes seconds to load
+        check_subject(config, name)
     progress = _Progress()
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints must not end up in the JSON
         from ..factory import build_pipeline, model_directory
@@ -75,6 +77,15 @@ def run(options: argparse.Namespace) -> int:
             print(f"wrote {path}", file=sys.stderr)
     print(json.dumps(content) if options.json else to_markdown(content))
     return 0 if certificate.passed else 1
+
+
+def check_subject(config: PlannerConfig, name: str) -> None:
+    """Raise ``ValueError`` unless drafter ``name`` can be held against plain decoding under the rule."""
+    from ..factory import check_fits, find_rule
+
+    if name == "none":
+        raise ValueError("drafter 'none' is what the others are compared with: name lookup or draft-model")
+    check_fits(dataclasses.replace(config, drafter=name), find_rule(config.rule))
 
 
 def make_subjects(config: PlannerConfig, pipeline: PlanPipeline, names: list[str]) -> list[Subject]:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"cannot import {missing}: `spec-planner doctor` says how to get it", EXIT_FAILURE)
     except ValueError as error:  # the library's way of naming what the user must change
         return _fail(str(error), EXIT_BAD_INPUT)
-    except (CommandError, OSError, RuntimeError) as error:
+    except (CommandError, OSError, RuntimeError, ArithmeticError) as error:
         return _fail(str(error), EXIT_FAILURE)
 
 

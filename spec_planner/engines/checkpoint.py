@@ -28,6 +28,11 @@ def load_weights(directory: Path, config: DecoderConfig) -> dict[str, torch.Tens
                 found.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a mapping)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} cannot be read ({error}): copy the file again") from error
+    whole = next((name for name, tensor in found.items() if not tensor.is_floating_point()), None)
+    if whole is not None:
+        raise ModelError(
+            f"{whole} in {directory} is of type {found[whole].dtype}, not floating point: give the original checkpoint"
+        )
     if config.tied_head:
         found.pop("lm_head.weight", None)  # some checkpoints store the tied head a second time
     found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -98,8 +103,10 @@ def _files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"{index} is not a shard index ({error!r}): copy the model directory again") from error
+        if not all(isinstance(name, str) for name in names):
+            raise ModelError(f"{index} names files that are no text: copy the model directory again")
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise ModelError(f"{directory} lacks {', '.join(missing[:_LISTED])}: copy the whole model directory again")

@@ -82,6 +82,9 @@ def _parse(raw: dict[str, Any], path: Path) -> DecoderConfig:
         raise ModelError(f"{path}: the weights are quantised (quantization_config); give the unquantised checkpoint")
     if _uses_sliding_window(raw):
         raise ModelError(f"{path}: sliding-window attention is not implemented; use a full-attention checkpoint")
+    for name in ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
+        if int(raw[name]) < 1:
+            raise ModelError(f"{path}: {name} is {raw[name]}, which no model has: copy the model directory again")
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     if kv_heads < 1 or heads % kv_heads:

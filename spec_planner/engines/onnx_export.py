@@ -32,6 +32,7 @@ from .onnx_weights import WEIGHTS_FILE, Stored, WeightFile, WeightWriter
 from .rope import rope_tables
 
 _OPSET, _IR_VERSION = 24, 11
+_LANES = 16  # columns of ones: a product with a single column would be a dot product, summed in lanes again
 _CONTRIB = "com.microsoft"
 _TYPES = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8}
 
@@ -119,18 +120,20 @@ class _Builder:
         # Once for all layers: the additive mask [group · n, S] in the row order of the folded queries.
         hidden_slots = self._add("Where", mask, self._constant(0.0), self._constant(-np.inf))
         bias = self._add("Concat", *[hidden_slots] * group, axis=0)
+        slots = self._add("Shape", mask, start=1)
+        ones = self._add("Expand", self._constant(1.0), self._add("Concat", slots, self._constant([_LANES]), axis=0))
         places = self._add("Unsqueeze", positions, self._constant([0]))
         hidden = self._embed(ids)
         for layer in range(num_layers):
             hidden = self._output(hidden, f"hidden.{layer}", "n", d)
-            hidden = self._layer(layer, hidden, places, start, bias)
+            hidden = self._layer(layer, hidden, places, start, bias, ones)
         hidden = self._output(self._norm(hidden, "final_norm"), f"hidden.{num_layers}", "n", d)
         scored = self._add("Gather", hidden, rows, axis=0)
         logits = self._linear(scored, "embedding" if config.tied_head else "head", config.vocabulary_size, d)
         self._output(logits, "logits", "r", config.vocabulary_size)
         return helper.make_graph(self._nodes, "decoder", self._inputs, self._outputs, list(self._initialisers.values()))
 
-    def _layer(self, layer: int, hidden: str, places: str, start: str, bias: str) -> str:
+    def _layer(self, layer: int, hidden: str, places: str, start: str, bias: str, ones: str) -> str:
         config = self._config
         d, inner = config.hidden_size, config.intermediate_size
         h, g, e = config.num_heads, config.num_kv_heads, config.head_dim
@@ -145,14 +148,26 @@ class _Builder:
         # Query head j·group + r reads key head j: [1, h, n, e] is [1, g, group · n, e] as it lies.
         folded = self._add("Mul", self._reshape(query, 1, g, -1, e), self._constant(e**-0.5))
         scores = self._add("MatMul", folded, self._add("Transpose", keys, perm=[0, 1, 3, 2]))
-        shares = self._add("Softmax", self._add("Add", scores, bias), axis=-1)
-        mixed = self._reshape(self._add("MatMul", shares, values), h, -1, e)
+        mixed = self._reshape(self._attend(self._add("Add", scores, bias), values, ones), h, -1, e)
         mixed = self._reshape(self._add("Transpose", mixed, perm=[1, 0, 2]), -1, h * e)
         hidden = self._add("Add", hidden, self._linear(mixed, f"{layer}.out", d, h * e))
         x = self._norm(hidden, f"{layer}.post_norm")
         gate, up = self._split(self._linear(x, f"{layer}.gate_up", 2 * inner, d), inner, inner)
         gate = self._add("Mul", gate, self._add("Sigmoid", gate))
         return self._add("Add", hidden, self._linear(self._add("Mul", gate, up), f"{layer}.down", d, inner))
+
+    def _attend(self, scores: str, values: str, ones: str) -> str:
+        """Softmax of ``scores`` [1, g, m, S] times ``values`` [1, g, S, e].
+
+        Written out, with the sum as a matrix product, because a Softmax kernel sums slots in the lanes of a vector: the
+        order then depends on where a token stands, which is another slot in a tree than once committed. A matrix
+        product goes from slot to slot, and the masked ones in between add exact zeros. Same speed, and a tree's logits
+        agree in bits too, but where a tree straddles two of the product's blocks of 256 slots.
+        """
+        largest = self._add("ReduceMax", scores, self._constant([-1]), keepdims=1)
+        weights = self._add("Exp", self._add("Sub", scores, largest))
+        total = self._add("Gather", self._add("MatMul", weights, ones), self._constant([0]), axis=-1)
+        return self._add("Div", self._add("MatMul", weights, values), total)
 
     def _heads(self, x: str, count: int, places: str, norm: str) -> str:
         """[n, count · e] → rotated heads [1, count, n, e], normalised first in the family that does."""

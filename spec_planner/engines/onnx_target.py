@@ -148,7 +148,7 @@ class OnnxOutput:
     def argmax(self) -> NDArray[np.int64]:
         best = self._logits.argmax(axis=-1)  # the first of equal maxima, and a NaN above all
         if not np.isfinite(self._logits[np.arange(len(best)), best]).all():
-            raise NumericError("the target produced logits that are not finite: try precision float32")
+            raise NumericError("the target's logits are not finite: use float32, or another checkpoint")
         return best
 
     def logits_row(self, node: int) -> NDArray[np.float32]:

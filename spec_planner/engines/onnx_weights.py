@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .block_quant import Blocks, quantise
 
-LAYOUT = 1  # raise when the exported graph or its weights change, so that old ones are left behind
+LAYOUT = 2  # raise when the exported graph or its weights change, so that old ones are left behind
 WEIGHTS_FILE, TABLE_FILE = "weights.bin", "weights.json"
 _ALIGNMENT = 4096  # a page, so that the file can be mapped
 

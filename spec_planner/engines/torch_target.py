@@ -152,7 +152,7 @@ class TorchOutput:
     def argmax(self) -> NDArray[np.int64]:
         values, ids = self._logits.max(dim=-1)  # the first of equal maxima
         if not bool(values.isfinite().all()):
-            raise NumericError("the target produced logits that are not finite: try precision float32")
+            raise NumericError("the target's logits are not finite: use float32, or another checkpoint")
         best: NDArray[np.int64] = ids.cpu().numpy()
         return best
 

@@ -55,7 +55,8 @@ class RejectedLine:
 class Plan:
     """The steps of an answer in order.
 
-    ``complete`` is True when the model ended its answer itself and at least one step was read.
+    ``complete`` is True when the model ended its answer itself and every line of it was read as a step: nothing that
+    the robot should do is missing.
     """
 
     steps: tuple[PlanStep, ...]

@@ -64,7 +64,8 @@ class PlanParser:
 
     def plan(self, ended: bool) -> Plan:
         """The plan so far. ``ended`` says that the model ended its answer itself."""
-        return Plan(tuple(self._steps), tuple(self._rejected), ended and bool(self._steps), self.text)
+        complete = ended and bool(self._steps) and not self._rejected
+        return Plan(tuple(self._steps), tuple(self._rejected), complete, self.text)
 
     def _extend_line(self, piece: str) -> None:
         self._line += piece[: MAX_LINE_CHARACTERS + 1 - len(self._line)]

@@ -37,7 +37,12 @@ def run(make_node: Callable[[Callable[[], bool]], ManagedNode], args: Sequence[s
     results. So the signal is only noted here; the node shuts down while it can still speak. Further signals are
     ignored: `ros2 launch` sends every Ctrl-C twice.
     """
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    except (RuntimeError, ValueError) as problem:  # RCLError, UnknownROSArgsError: the arguments cannot be used
+        sentence = " ".join(str(problem).split())
+        print(f"planner_node: the ROS arguments cannot be used ({sentence}): correct them", file=sys.stderr)
+        return 2
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

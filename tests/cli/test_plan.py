@@ -169,3 +169,39 @@ def test_interrupt_is_code_130_and_closes_the_pipeline() -> None:
     _, errors = child.communicate(timeout=60)
     assert errors == "closed\nspec-planner: interrupted\n"
     assert child.returncode == 130
+
+
+def test_weights_that_overflow_end_in_one_sentence(spec_planner: Run, tiny_model: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "nan"
+    shutil.copytree(tiny_model, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    for temperature in ("0", "1"):
+        done = spec_planner("plan", "--model", str(broken), "--instruction", "wave", "--temperature", temperature)
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("spec-planner: ")
+        assert "logits" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_broken_config_is_named_before_the_tokenizer_is_tried(
+    spec_planner: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    (broken / "config.json").write_text("{")
+    done = spec_planner("plan", "--model", str(broken), "--instruction", "wave")
+    assert done.returncode == 2 and "config.json is not valid JSON" in done.stderr
+    done = spec_planner("plan", "--model", "", "--instruction", "wave")
+    assert done.returncode == 2 and "model '' is not a directory" in done.stderr
+
+
+@pytest.mark.parametrize("flag", [("--seed", "1" + "0" * 400), ("--temperature", "nan"), ("--rule", "relaxed-foo")])
+def test_values_out_of_any_range_are_one_sentence(spec_planner: Run, tiny_model: Path, flag: tuple[str, str]) -> None:
+    done = spec_planner("plan", "--model", str(tiny_model), "--instruction", "wave", *flag)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1

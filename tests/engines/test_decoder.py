@@ -82,6 +82,8 @@ def load(model, **options):
         ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
         ({"vocab_size": None}, "lacks or mistypes a field"),
         ({"hidden_size": 96}, "do not match its config.json"),
+        ({"hidden_size": -8}, "hidden_size is -8, which no model has"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
 def test_configs_we_cannot_run_are_refused(model, changes, message):
@@ -135,6 +137,20 @@ def test_sharded_checkpoints_load_and_a_lost_shard_is_named(model):
     load(model)
     (model / "b.safetensors").unlink()
     with pytest.raises(ModelError, match="lacks b.safetensors"):
+        load(model)
+    for broken in ("[]", '{"weight_map": {"a": 3}}', '{"weight_map": 3}'):
+        (model / "model.safetensors.index.json").write_text(broken)
+        with pytest.raises(ModelError, match="index"):
+            load(model)
+
+
+def test_weights_that_are_no_floats_are_refused(model):
+    import torch
+
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(ModelError, match="model.norm.weight .* is of type torch.int8"):
         load(model)
 
 

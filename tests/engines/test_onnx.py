@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 
 import numpy as np
 import pytest
@@ -166,6 +167,24 @@ def test_certify_passes_to_the_bit_at_one_width(precision, threads, model):
     assert certificate.passed, certificate.problems
     assert all(cell.rows_equal_in_bits == cell.tokens > 0 for cell in certificate.cells)
     assert any(cell.acceptance_length > 1 for cell in certificate.cells)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="measured for ONNX Runtime's x86 kernels only")
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_trees_logits_agree_in_bits_too_within_a_block_of_slots(precision, model):
+    """Plain decoding with passes of one row against trees in which wrong siblings push a token to a later slot."""
+    target = load_onnx(model, context_length=256, precision=precision)
+    plain = []
+    for token in IDS:
+        plain.append(target.verify(DraftTree.root(token)).logits_row(0))
+        target.commit((0,))
+    target.truncate(0)
+    for first in range(0, 90, 3):
+        a, b, c = IDS[first : first + 3]
+        output = target.verify(DraftTree(np.array([a, 7, b, 8, 9, c]), np.array([-1, 0, 0, 2, 2, 2])))
+        for node, row in zip((0, 2, 5), plain[first : first + 3], strict=True):
+            np.testing.assert_array_equal(output.logits_row(node), row)
+        target.commit((0, 2, 5))
 
 
 # --- the cache ---

@@ -66,7 +66,7 @@ def test_plan_streams_and_succeeds(tokenizer: Tokenizer, drafter: LookupDrafter 
     assert (result.outcome, result.detail) == ("succeeded", "")
     assert [(step.skill, *step.values) for step in result.plan.steps] == STEPS
     assert [line.text for line in result.plan.rejected] == ["4. fly(moon)"]
-    assert result.plan.complete
+    assert not result.plan.complete  # it ended its answer, but a line of it was no step
     assert result.plan.text == "1." + ANSWER
     assert result.tokens == target.tokens
     # The stream: one message per step, text that only grows, every step exactly once, when its line is complete.

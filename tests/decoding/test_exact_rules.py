@@ -53,7 +53,7 @@ def _cases():
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-@pytest.mark.parametrize(("rule", "shape"), _cases())
+@pytest.mark.parametrize(("rule", "shape"), list(_cases()))
 def test_output_follows_the_targets_law(rule, shape, pair, sampling):
     of, draft_of = pair
     got = speculative_law(of, draft_of, sampling, rule, shape)

@@ -16,7 +16,9 @@ from .enumeration import rule_error
 from .law_test import ALPHA, LawTest, detectable_shift
 from .recording import InterruptibleTarget, Run, record, score
 
-NOISE_TOKENS = 96  # length of the text the engine's noise is measured on
+# Where in the context the engine's noise is measured: kernels sum keys in blocks of some power of two, and logits move
+# most when a draft lies across two of them.
+NOISE_BLOCKS = (64, 128, 256, 512)
 LAW_TOLERANCE = 1e-12  # total variation of an exact rule on an enumerated toy
 
 
@@ -154,9 +156,20 @@ def certify(
 
 
 def _noise(target: Target, subjects: Sequence[Subject], prompts: Sequence[tuple[int, ...]]) -> float:
-    text = tuple(token for prompt in prompts[:8] for token in prompt)[-NOISE_TOKENS:]
-    widths = {min(subject.num_draft_tokens + 1, target.info.max_nodes) for subject in subjects}
-    return max(measure_noise(target, text, width) for width in widths)
+    """The engine's rounding noise over drafts of the subjects' sizes, across and beside the ends of key blocks."""
+    text = tuple(token for prompt in prompts[:8] for token in prompt)
+    limit = min(max(NOISE_BLOCKS) + 2 * target.info.max_nodes, target.info.context_length)
+    text = (text * (limit // len(text) + 1))[:limit]
+    shapes = {
+        (min(subject.num_draft_tokens + 1, target.info.max_nodes), 2 if subject.drafter.requirements.draws_trees else 1)
+        for subject in subjects
+    }
+    largest = 0.0
+    for nodes, siblings in sorted(shapes):
+        starts = {start for block in NOISE_BLOCKS for start in (block - nodes // 2, block + nodes)}
+        for start in sorted(start for start in starts if 0 < start <= limit - nodes):
+            largest = max(largest, measure_noise(target, text, start, nodes, siblings))
+    return largest
 
 
 def _compare_one(

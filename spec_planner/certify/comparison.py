@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,25 +81,41 @@ def margin_between(row: NDArray[np.float32], chosen: int, other: int, position: 
     return math.log(scores[chosen] / scores[other]) if chosen in scores else math.inf
 
 
-def measure_noise(target: Target, ids: tuple[int, ...], width: int) -> float:
-    """Largest difference of a logit between feeding ``ids`` one by one and in committed passes of ``width``."""
-    half = len(ids) // 2
+def measure_noise(target: Target, ids: tuple[int, ...], start: int, nodes: int, siblings: int) -> float:
+    """Largest difference of a logit between one-token passes and a pass over a draft whose right branch is ``ids``.
+
+    Args:
+        ids: a text; its first ``start`` tokens are context, and what follows is verified one by one and as one draft.
+        nodes: rows of the draft.
+        siblings: candidates per position; all but the last of each are wrong, so the right branch's keys lie in other
+            slots than in plain decoding, on both sides of whatever block the engine's kernels sum by.
+    """
+    tree = _comb(ids[start:], nodes, siblings)
+    right = range(0, tree.num_nodes, siblings)
     target.truncate(0)
-    target.extend(PromptInput(ids[:half]))
-    single = []
-    for token in ids[half:]:
-        single.append(target.verify(DraftTree.root(token)).logits_row(0).copy())
-        target.commit((0,))
-    target.truncate(0)
-    target.extend(PromptInput(ids[:half]))
+    target.extend(PromptInput(ids[:start]))
+    drafted = target.verify(tree)
+    rows = [drafted.logits_row(node).copy() for node in right]
     largest = 0.0
-    for start in range(half, len(ids), width):
-        chunk = ids[start : start + width]
-        output = target.verify(DraftTree.chain(chunk))
-        for node in range(len(chunk)):
-            largest = max(largest, _difference(single[start - half + node], output.logits_row(node)))
-        target.commit(tuple(range(len(chunk))))
+    for row, node in zip(rows, right, strict=True):
+        plain = target.verify(DraftTree.root(int(tree.tokens[node])))
+        largest = max(largest, _difference(row, plain.logits_row(0)))
+        target.commit((0,))
     return largest
+
+
+def _comb(ids: Sequence[int], nodes: int, siblings: int) -> DraftTree:
+    """A tree of at most ``nodes``: node 0 is ids[0], then ``siblings`` children of each right node, the right one last.
+
+    A wrong child is a token the text says elsewhere, so the model knows it.
+    """
+    tokens, parents = [ids[0]], [-1]
+    for depth in range(1, min(len(ids), 1 + (nodes - 1) // siblings)):
+        parent = (depth - 1) * siblings
+        wrong = [ids[(depth + 1 + i) % len(ids)] for i in range(siblings - 1)]
+        tokens += [*wrong, ids[depth]]
+        parents += [parent] * siblings
+    return DraftTree(np.asarray(tokens, dtype=np.int64), np.asarray(parents, dtype=np.int64))
 
 
 def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

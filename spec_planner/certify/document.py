@@ -22,7 +22,11 @@ from .certificate import Cell, Certificate, law_power
 
 
 def to_json(
-    certificate: Certificate, target: TargetInfo, model: Path, cancelled: Callable[[], bool] = lambda: False
+    certificate: Certificate,
+    target: TargetInfo,
+    model: Path,
+    draft_model: Path | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Everything the certificate rests on: counts, margins, settings, versions, hashes, device, time, verdict.
 
@@ -46,7 +50,12 @@ def to_json(
         "rows": [_row(cell) for cell in certificate.cells],
         "settings": asdict(certificate.settings),
         "target": asdict(target),
-        "hashes": model_hashes(model, cancelled),
+        "hashes": model_hashes(model, cancelled)
+        | (
+            {f"draft model's {name}": digest for name, digest in model_hashes(draft_model, cancelled).items()}
+            if draft_model
+            else {}
+        ),
         "machine": machine(),
         "versions": versions(target),
         "finished_utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -71,13 +71,14 @@ def certify_planner(
     instructions: Sequence[str],
     settings: Settings,
     model: Path,
+    draft_model: Path | None = None,
     report: Callable[[float, str], None] = lambda share, line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, dict[str, Any]]:
     """Compare ``subjects`` with plain decoding on the pipeline's target, over the prompts of ``instructions``.
 
     Args:
-        model: the target's directory, whose files the certificate names by hash.
+        model, draft_model: directories whose files the certificate names by hash.
         report, cancelled: as for ``certify``.
 
     Returns: the certificate, and the same as JSON for ``document.to_markdown`` and ``document.write``.
@@ -88,4 +89,4 @@ def certify_planner(
     """
     prompts = [pipeline.prompt_ids(instruction) for instruction in instructions]
     certificate = certify(pipeline.target, subjects, prompts, pipeline.stop_ids, settings, report, cancelled)
-    return certificate, to_json(certificate, pipeline.info, model, cancelled)
+    return certificate, to_json(certificate, pipeline.info, model, draft_model, cancelled)

@@ -67,7 +67,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         subjects = make_subjects(config, pipeline, names)
         certificate, content = certify_planner(
-            pipeline, subjects, instructions, settings, model_directory(config.model), progress.update
+            pipeline,
+            subjects,
+            instructions,
+            settings,
+            model_directory(config.model),
+            model_directory(config.draft_model) if config.draft_model and "draft-model" in names else None,
+            progress.update,
         )
     finally:
         progress.end()

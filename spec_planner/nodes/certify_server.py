@@ -35,7 +35,8 @@ class Order:
     """What is to be compared."""
 
     pipeline: PlanPipeline
-    model: str  # the setting
+    model: str  # the settings
+    draft_model: str  # empty: there is none
     subject: Subject
     instructions: list[str]
     settings: Settings
@@ -104,6 +105,7 @@ class CertifyServer:
         return Order(
             pipeline,
             config.model,
+            config.draft_model if config.drafter == "draft-model" else "",
             subject_for(config, pipeline.drafter, pipeline.rule),
             read_instructions(),
             settings_for(config, request.tokens or None, request.temperatures, config.seed),
@@ -159,6 +161,7 @@ def _certify(order: Order, report: Callable[[float, str], None], cancelled: Call
         order.instructions,
         order.settings,
         model_directory(order.model),
+        model_directory(order.draft_model) if order.draft_model else None,
         report,
         lambda: bool(cancelled()),
     )

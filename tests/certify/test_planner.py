@@ -73,7 +73,7 @@ def test_hashing_a_large_model_can_be_cancelled(tmp_path: Path) -> None:
     target = ScriptedTarget([4, 5], 10)
     certificate = certify(target, [SUBJECT], PROMPTS, frozenset(), Settings(tokens=10))
     with pytest.raises(InterruptedError):
-        to_json(certificate, target.info, tmp_path, lambda: True)
+        to_json(certificate, target.info, tmp_path, cancelled=lambda: True)
 
 
 def test_the_json_is_strict_where_a_number_is_infinite(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_commit_that_is_off_by_one_fails(scripted: PlannerClient, tmp_path: Pa
         with scripted.listening(DiagnosticArray, "/diagnostics", 10) as messages:
             scripted.until(lambda: scripted.status(messages), "diagnostics")
     assert answer.success and not answer.passed and answer.mismatches > 0
-    assert "passes of different width disagree" in answer.problems[0]
+    assert "divergences by more than a near tie" in answer.problems[0]
     assert answer.message.startswith("failed: ") and answer.problems[0] in answer.message
     report = json.loads(answer.report)
     assert report["verdict"] == "fail" and len(report["divergences"]) == answer.mismatches

@@ -156,7 +156,7 @@ def whole_drafts(pipeline, net, plans, wanted: int) -> list[dict]:
             sampler.anchor_position = len(context)
             drafter = ModelDrafter(net, siblings)
             drafter.observe(context, None)
-            tree = drafter.draft(anchor, DEPTH * siblings, sampler)
+            tree = drafter.draft((anchor,), DEPTH * siblings, sampler)
             output = pipeline.target.verify(tree)  # never committed
             laws = functools.cache(
                 lambda node, output=output, sampling=sampling: Law.from_logits(output.logits_row(node), sampling)

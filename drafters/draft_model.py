@@ -4,8 +4,8 @@ The classic drafter (Leviathan et al., 2211.17192; Chen et al., 2302.01318). Its
 ``Target`` contract; only ``truncate`` and ``extend`` are used.
 
     committed   x0 … x(t−1)     in the target's KV, and in the network's up to where the last draft went wrong
-    anchor      x(t)            fed together with what the network still misses
-    drafts      x(t+1) …        each drawn from the network's law after the one before; with siblings, the
+    stem        x(t) …          the anchor, and what a grammar forces; fed with what the network still misses
+    drafts      x(t+m) …        each drawn from the network's law after the one before; with siblings, the
                                  runners-up stand beside it as leaves, at no further pass of the network
 """
 
@@ -43,22 +43,23 @@ class ModelDrafter:
         if len(committed_ids) >= _FEED_AT_ONCE and len(self._ids) <= self._net.info.context_length:
             self._follow(self._ids)
 
-    def draft(self, anchor: int, budget: int, sampler: DraftSampler) -> DraftTree:
-        position = len(self._ids)
-        # Every token fed, the anchor and all picks but the last, takes a slot of the network's own context.
+    def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
+        tokens, parents = list(stem), list(range(-1, len(stem) - 1))
+        laws: dict[int, Law] = {node: Law.point(token) for node, token in enumerate(stem[1:])}
+        position, node = len(self._ids) + len(stem) - 1, len(stem) - 1
+        # Every token fed, the stem and all picks but the last, takes a slot of the network's own context.
         depth = min(max(budget // self._siblings, 1), self._net.info.context_length - position)
-        if depth < 1:
-            return DraftTree.root(anchor)
-        tokens, parents, laws = [anchor], [-1], dict[int, Law]()
-        node, logits = 0, self._follow([*self._ids, anchor])
+        branch, most = list(stem), len(stem) + budget
+        logits = self._follow([*self._ids, *stem]) if depth > 0 else None
         for level in range(1, depth + 1):
-            laws[node] = sampler.law(logits)
-            count = min(self._siblings, budget + 1 - len(tokens))
+            laws[node] = sampler.law(logits, branch)
+            count = min(self._siblings, most - len(tokens))
             picked = sampler.pick_siblings(laws[node], count, position + level, slot=len(tokens))
             parents += [node] * len(picked)
             tokens += picked
             if level < depth:
                 node, logits = len(tokens) - len(picked), self._feed(picked[:1])
+                branch.append(picked[0])
         return sampler.tree(tokens, parents, [laws.get(node) for node in range(len(tokens))])
 
     def close(self) -> None:

@@ -51,43 +51,44 @@ class LookupDrafter:
                 if size <= end:
                     self._followers.setdefault(tuple(self._ids[end - size :]), []).append(end)
 
-    def draft(self, anchor: int, budget: int, sampler: DraftSampler) -> DraftTree:
-        tokens, parents = [anchor], [-1]
+    def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
+        tokens, parents = list(stem), list(range(-1, len(stem) - 1))
         places: dict[tuple[int, int], int] = {}  # (parent node, token) → node
-        branches = 0
-        for start in self._matches(anchor):
-            left = budget - len(tokens) + 1
+        branches, last, most = 0, len(stem) - 1, len(stem) + budget
+        for start in self._matches(stem):
+            left = most - len(tokens)
             branches += 1
             share = left if branches == self._branches else (left + 1) // 2
             before = len(tokens)
-            node = 0
-            for token in self._copy(start, anchor, share):
+            node = last
+            for token in self._copy(start, stem, share):
                 if (node, token) not in places:
                     places[node, token] = len(tokens)
                     tokens.append(token)
                     parents.append(node)
                 node = places[node, token]
             branches -= len(tokens) == before  # nothing new in this one
-            if branches == self._branches or len(tokens) > budget:
+            if branches == self._branches or len(tokens) >= most:
                 break
         return DraftTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
 
     def close(self) -> None:
         self.truncate(0)
 
-    def _matches(self, anchor: int) -> Iterator[int]:
+    def _matches(self, stem: Sequence[int]) -> Iterator[int]:
         """Indices of what followed earlier occurrences of the last tokens, best match first, none twice."""
         seen: set[int] = set()
+        recent = [*self._ids[max(len(self._ids) - self._sizes[0], 0) :], *stem]
         for size in self._sizes:
-            # The anchor is not indexed yet, so whatever matches ended earlier.
-            suffix = (*self._ids[len(self._ids) + 1 - size :], anchor) if size <= len(self._ids) + 1 else ()
+            # The stem is not indexed yet, so whatever matches ended earlier.
+            suffix = tuple(recent[-size:]) if size <= len(recent) else ()
             for follower in reversed(self._followers.get(suffix, ())):
                 if follower not in seen:
                     seen.add(follower)
                     yield follower
 
-    def _copy(self, start: int, anchor: int, count: int) -> Iterator[int]:
-        """``count`` tokens from index ``start``; past the anchor it goes on with its own copy, so loops continue."""
-        source = [*self._ids[start : start + count], anchor]
+    def _copy(self, start: int, stem: Sequence[int], count: int) -> Iterator[int]:
+        """``count`` tokens from index ``start``; past the stem it goes on with its own copy, so loops continue."""
+        source = [*self._ids[start : start + count], *stem]
         for index in range(count):
             yield source[index % len(source)]

@@ -79,17 +79,18 @@ class TableDrafter:
     def observe(self, committed_ids: Sequence[int], features: object) -> None:
         self._ids.extend(committed_ids)
 
-    def draft(self, anchor: int, budget: int, sampler: DraftSampler) -> DraftTree:
-        tokens, parents = [anchor], [-1]
-        laws: list[Law | None] = [None]
-        place = {0: 0}  # node of the shape → node of the tree; a law of few tokens may yield fewer siblings
-        contexts: list[Outcome] = [(*self._ids, anchor)]
+    def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
+        last = len(stem) - 1
+        tokens, parents = list(stem), list(range(-1, last))
+        laws: list[Law | None] = [*map(Law.point, stem[1:]), None]
+        place = {0: last}  # node of the shape → node of the tree; a law of few tokens may yield fewer siblings
+        contexts: list[Outcome] = [(*self._ids, *stem[: node + 1]) for node in range(len(stem))]
         for node in range(len(self._shape)):
             wanted = [child for child, parent in enumerate(self._shape) if parent == node]
             if node not in place or not wanted:
                 continue
             here = place[node]
-            law = laws[here] = sampler.law(self._logits_of(contexts[here]))
+            law = laws[here] = sampler.law(self._logits_of(contexts[here]), contexts[here][len(self._ids) :])
             picked = sampler.pick_siblings(law, len(wanted), len(contexts[here]), len(tokens))
             for child, token in zip(wanted, picked, strict=False):
                 place[child] = len(tokens)

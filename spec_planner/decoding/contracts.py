@@ -2,15 +2,16 @@
 
 One cycle of speculative decoding (Leviathan et al., 2211.17192; Chen et al., 2302.01318):
 
-    tree       = drafter.draft(anchor, budget, sampler)   a few guesses, node 0 is the anchor
+    tree       = drafter.draft(stem, budget, sampler)     a few guesses, node 0 is the anchor
     output     = target.verify(tree)                      one pass over all weights scores every node
     acceptance = rule(tree, target laws, random stream)   keeps what the target would have said
     target.commit(acceptance.path)                        the accepted branch becomes context
     drafter.observe(committed ids, features)              and the drafter follows
 
 The *anchor* is the last emitted token: already said, not yet in the target's KV cache. Its position is therefore
-``target.committed_length``, and the first draft token's position is one more. Plain decoding is the same cycle with
-a tree of one node.
+``target.committed_length``, and the first draft token's position is one more. The *stem* is the anchor and, under a
+grammar, the tokens it leaves no choice about: free guesses, which the drafter goes on from. Plain decoding is the same
+cycle with a tree of one node.
 """
 
 from __future__ import annotations
@@ -129,8 +130,11 @@ class DrafterRequirements:
 class DraftSampler(Protocol):
     """How a drafter turns its laws into tokens. The acceptance rule picks the way, so the label is always true."""
 
-    def law(self, logits: NDArray[np.float32]) -> Law:
-        """The drafter's law from its logits, float32 [V], under the run's sampling parameters."""
+    def law(self, logits: NDArray[np.float32], branch: Sequence[int]) -> Law:
+        """The drafter's law from its logits, float32 [V], under the run's sampling parameters and constraint.
+
+        ``branch``: ids from the anchor to the token that the logits follow, both included.
+        """
 
     def pick(self, law: Law, position: int, slot: int) -> int:
         """A token for absolute ``position``; ``slot`` is the index its node will have in the tree being drafted."""
@@ -155,8 +159,11 @@ class Drafter(Protocol):
     def observe(self, committed_ids: Sequence[int], features: Any) -> None:
         """Follow the target: these ids, with these features, were appended to its context (prompt ids included)."""
 
-    def draft(self, anchor: int, budget: int, sampler: DraftSampler) -> DraftTree:
-        """A tree rooted at ``anchor`` with at most ``budget`` draft tokens; with no idea, the root alone."""
+    def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
+        """A tree that begins with the chain ``stem``, the anchor first, and at most ``budget`` tokens more.
+
+        ``budget`` is at least 1. With no idea, the stem alone.
+        """
 
     def close(self) -> None:
         """Free what the drafter holds."""
@@ -166,7 +173,13 @@ class Constraint(Protocol):
     """What may be said next, given what has been said."""
 
     def allowed(self, tokens: Sequence[int]) -> NDArray[np.bool_] | None:
-        """bool [V], True where a token may follow ``tokens`` (the answer so far, prompt excluded); None allows all."""
+        """bool [V], True where a token may follow ``tokens`` (the answer so far, prompt excluded); None allows all.
+
+        Never all False. Of ``tokens`` that break the constraint nothing is used, so None will do.
+        """
+
+    def forced(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Tokens sure, or all but sure, to follow ``tokens``: drafted at no cost, verified like any draft."""
 
 
 def check_compatible(target: TargetInfo, drafter: Drafter | None) -> None:

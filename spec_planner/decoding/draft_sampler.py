@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .accept import Rule
+from .contracts import Constraint
 from .draft_tree import DraftTree, Proposal
 from .random_stream import Purpose, RandomSource
 from .sampling import Law, SamplingParams
@@ -21,13 +22,17 @@ class RunDraftSampler:
     keyed by the cycle's anchor, because a rule that reads q needs draws independent of everything it decides.
     """
 
-    def __init__(self, rule: Rule, sampling: SamplingParams, random: RandomSource) -> None:
-        self._sampling, self._random = sampling, random
+    def __init__(
+        self, rule: Rule, sampling: SamplingParams, random: RandomSource, constraint: Constraint | None = None
+    ) -> None:
+        self._sampling, self._random, self._constraint = sampling, random, constraint
         self.proposal = Proposal.POINT_MASS if sampling.greedy else rule.drafting
         self.anchor_position = 0  # set by the loop at the start of each cycle
+        self.said: Sequence[int] = ()  # the answer up to the anchor, anchor excluded; likewise
 
-    def law(self, logits: NDArray[np.float32]) -> Law:
-        return Law.from_logits(logits, _RANKING if self._sampling.greedy else self._sampling)
+    def law(self, logits: NDArray[np.float32], branch: Sequence[int]) -> Law:
+        allowed = self._constraint.allowed([*self.said, *branch]) if self._constraint else None
+        return Law.from_logits(logits, _RANKING if self._sampling.greedy else self._sampling, allowed)
 
     def pick(self, law: Law, position: int, slot: int) -> int:
         if self.proposal is Proposal.POINT_MASS:

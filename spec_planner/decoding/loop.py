@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .accept import Acceptance, Rule, TargetLaws
+from .context import CHUNK, Context
 from .contracts import (
     Constraint,
     ContextOverflow,
@@ -21,11 +22,11 @@ from .draft_sampler import RunDraftSampler
 from .draft_tree import DraftTree
 from .exact_rules import RULES
 from .metrics import StepMetrics
+from .pass_cost import PassCost
 from .random_stream import Purpose, RandomSource, RandomStream
 from .sampling import Law, SamplingParams
 from .stopping import Finish, Stopping
 
-PREFILL_CHUNK = 128  # prompt tokens per pass; an interrupt is seen between chunks
 Clock = Callable[[], float]
 
 
@@ -55,6 +56,8 @@ def decode(
     clock: Clock = time.perf_counter,
     random: RandomSource | None = None,
     constraint: Constraint | None = None,
+    context: Context | None = None,
+    cost: PassCost | None = None,
 ) -> Iterator[DecodeStep]:
     """Decode after ``prompt``, one yield per cycle; closing the generator stops the run between cycles.
 
@@ -65,7 +68,10 @@ def decode(
         clock: monotonic seconds, for the metrics.
         random: the run's randomness; by default the stream of ``sampling.seed``.
         constraint: which tokens may come next (a grammar, an action vocabulary). It is part of p at every node, so
-            constrained decoding is as exact as free decoding; drafts that break it are never accepted.
+            constrained decoding is as exact as free decoding; drafts that break it are never accepted. What it forces
+            is drafted first, within the budget.
+        context: the record of what ``target`` and ``drafter`` hold of the prompt before; by default they start empty.
+        cost: what passes cost, learnt here and used to end before the deadline rather than after.
 
     Raises:
         Incompatible: target, drafter and rule do not fit (``ContextOverflow``: the prompt exceeds the context).
@@ -81,7 +87,9 @@ def decode(
             f"of them for the answer: shorten the prompt or raise context_length"
         )
     random = random or RandomStream(sampling.seed)
-    return _Run(target, drafter, sampling, stopping, rule, budget, clock, random, constraint).steps(prompt)
+    context, cost = context or Context(), cost or PassCost()
+    run = _Run(target, drafter, sampling, stopping, rule, budget, clock, random, constraint, context, cost)
+    return run.steps(prompt)
 
 
 class _Run:
@@ -98,6 +106,8 @@ class _Run:
         clock: Clock,
         random: RandomSource,
         constraint: Constraint | None,
+        context: Context,
+        cost: PassCost,
     ) -> None:
         self.target, self.drafter, self.budget, self.random = target, drafter, budget, random
         # With p a point mass every exact rule asks for the same token, and matching takes any draft. Without a drafter
@@ -105,8 +115,8 @@ class _Run:
         matching = drafter is None or (sampling.greedy and rule.exact)
         self.rule = RULES["drafter-invariant"] if matching else rule
         self.sampling, self.stopping, self.clock = sampling, stopping, clock
-        self.sampler = RunDraftSampler(rule, sampling, random)
-        self.constraint = constraint
+        self.sampler = RunDraftSampler(rule, sampling, random, constraint)
+        self.constraint, self.context, self.cost = constraint, context, cost
         self.anchor = self.position = self.index = 0
         self.said: list[int] = []
 
@@ -122,27 +132,25 @@ class _Run:
         yield self._emit(tokens, None, finish)
         while finish is None:
             self.index += 1
-            finish = self.stopping.interrupted() or ("context_full" if self._room() < 1 else None)
+            finish = self.stopping.interrupted(self.cost.of(1)) or ("context_full" if self._room() < 1 else None)
             step = self._emit((), None, finish) if finish else self._cycle()
             finish = step.finish
             yield step
 
     def _prefill(self, prompt: PromptInput) -> tuple[TargetOutput | None, Finish | None]:
-        """Feed the prompt from an empty context; the last output, or why there is none."""
+        """Feed what the context lacks of the prompt; the last output, or why there is none."""
         self.target.tap(self.drafter.requirements.feature_layers if self.drafter else ())
-        self.target.truncate(0)
-        if self.drafter:
-            self.drafter.truncate(0)
+        kept = self.context.begin(prompt, self.target, self.drafter)
         # Pixels belong to the prompt as a whole, so such a prompt is one chunk.
-        size = PREFILL_CHUNK if prompt.pixels is None else len(prompt.ids)
+        size = CHUNK if prompt.pixels is None else len(prompt.ids)
         output: TargetOutput | None = None
-        for start in range(0, len(prompt.ids), size):
-            if interrupt := self.stopping.interrupted():
-                return None, interrupt
+        for start in range(kept, len(prompt.ids), size):
             chunk = prompt.ids[start : start + size]
-            output = self.target.extend(PromptInput(chunk, prompt.pixels))
-            if self.drafter:
-                self.drafter.observe(chunk, output.features(range(len(chunk))))
+            if interrupt := self.stopping.interrupted(self.cost.of(len(chunk))):
+                return None, interrupt
+            lap = _Stopwatch(self.clock)
+            output = self.context.feed(chunk, prompt.pixels, self.target, self.drafter)
+            self.cost.observe(len(chunk), lap() / 1e3)
         return output, None
 
     def _cycle(self) -> DecodeStep:
@@ -151,6 +159,7 @@ class _Run:
         draft_ms = lap()
         output = self.target.verify(tree)
         verify_ms = lap()
+        self.cost.observe(tree.num_nodes, verify_ms / 1e3)
         acceptance = self.rule(tree, self._laws(output, tree), self.random, self.position)
         accept_ms = lap()
         self.target.commit(acceptance.path)
@@ -168,10 +177,16 @@ class _Run:
         # The last token of a cycle is the target's own, so a draft longer than what is left but one is waste.
         limit = min(self._room() - 1, self.target.info.max_nodes - 1)
         limit = min(limit, self.budget()) if self.drafter else 0
+        while limit > 0 and self.cost.of(limit + 1) > self.stopping.time_left():
+            limit //= 2  # a narrower pass may still end in time
         if self.drafter is None or limit < 1:
             return DraftTree.root(self.anchor)
-        self.sampler.anchor_position = self.position
-        return self.drafter.draft(self.anchor, limit, self.sampler)
+        forced = self.constraint.forced(self.said)[:limit] if self.constraint else ()
+        stem = (self.anchor, *forced)
+        if len(forced) == limit:
+            return self.sampler.tree(stem, range(-1, limit), [*map(Law.point, forced), None])
+        self.sampler.anchor_position, self.sampler.said = self.position, self.said[:-1]
+        return self.drafter.draft(stem, limit - len(forced), self.sampler)
 
     def _room(self) -> int:
         """Tokens this cycle may still emit. The anchor takes one slot of the context, each draft token another."""

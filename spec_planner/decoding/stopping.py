@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ class Stopping:
     Attributes:
         max_tokens: emit at most this many tokens, at least 1.
         stop_ids: a token that ends the run; it is emitted as the last one.
-        deadline: on ``clock``'s scale, in seconds; checked before every pass over the weights.
+        deadline: on ``clock``'s scale, in seconds; a pass that would not end before it is not begun.
         cancelled: asked before every pass.
     """
 
@@ -31,13 +32,15 @@ class Stopping:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
 
-    def interrupted(self) -> Finish | None:
-        """Why no further pass may start, if so. A cancel outranks a deadline."""
+    def interrupted(self, needed: float = 0.0) -> Finish | None:
+        """Why no pass of ``needed`` seconds may start, if so. A cancel outranks a deadline."""
         if self.cancelled():
             return "cancelled"
-        if self.deadline is not None and self.clock() >= self.deadline:
-            return "deadline"
-        return None
+        return "deadline" if self.time_left() <= needed else None
+
+    def time_left(self) -> float:
+        """Seconds until the deadline; infinite without one."""
+        return math.inf if self.deadline is None else self.deadline - self.clock()
 
     def cut(self, tokens: Sequence[int], already_emitted: int) -> tuple[tuple[int, ...], Finish | None]:
         """The part of ``tokens`` to emit after ``already_emitted`` others, and the reason if the run ends with it."""

@@ -160,11 +160,11 @@ def test_a_wrong_drafter_law_is_caught():
     class Boastful(ModelDrafter):
         """Always drafts the likeliest token, and records the law as if it had drawn from it."""
 
-        def draft(self, anchor, budget, sampler):
-            tree = super().draft(anchor, 1, sampler)
+        def draft(self, stem, budget, sampler):
+            tree = super().draft(stem, 1, sampler)
             law = tree.draft_laws[0]
             best = int(law.ids[np.argmax(law.probabilities)])
-            return DraftTree.chain((anchor, best), tree.proposal, (law,))
+            return DraftTree.chain((*stem, best), tree.proposal, (law,))
 
     settings = dataclasses.replace(SETTINGS, temperatures=(1.0,), tokens=3000)
     honest = run(table(), subject(ModelDrafter(table()), RULES["rejection"]), settings=settings)

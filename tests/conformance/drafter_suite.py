@@ -53,7 +53,7 @@ class DrafterSuite:
     ):
         drafter = make_drafter()
         drafter.observe(context, None)
-        tree = drafter.draft(anchor, budget, sampler_at(len(context), temperature, 3))
+        tree = drafter.draft((anchor,), budget, sampler_at(len(context), temperature, 3))
         assert tree.tokens[0] == anchor and tree.num_draft_tokens <= budget
         assert tree.tokens.min() >= 0 and tree.tokens.max() < VOCABULARY
         assert tree.is_chain or drafter.requirements.draws_trees
@@ -67,16 +67,16 @@ class DrafterSuite:
         fresh, used = make_drafter(), make_drafter()
         fresh.observe(context, None)
         used.observe(stray, None)
-        used.draft(1, 5, sampler_at(len(stray), temperature, 9))
+        used.draft((1,), 5, sampler_at(len(stray), temperature, 9))
         used.truncate(0)
         bounds = [0, *sorted({cut for cut in cuts if cut < len(context)}), len(context)]
         for start, end in zip(bounds, bounds[1:], strict=False):
             used.observe(context[start:end], None)
-            used.draft(2, 4, sampler_at(end, temperature, 9))
+            used.draft((2,), 4, sampler_at(end, temperature, 9))
         used.observe(stray, None)
         used.truncate(len(context))
-        expected = fresh.draft(5, 6, sampler_at(len(context), temperature, 3))
-        again = used.draft(5, 6, sampler_at(len(context), temperature, 3))
+        expected = fresh.draft((5,), 6, sampler_at(len(context), temperature, 3))
+        again = used.draft((5,), 6, sampler_at(len(context), temperature, 3))
         assert again.tokens.tolist() == expected.tokens.tolist() and again.parents.tolist() == expected.parents.tolist()
         assert again.proposal is expected.proposal
 

@@ -106,12 +106,18 @@ def test_a_run_never_says_what_the_target_cannot(name, rows, temperature, top_k,
 
 
 class NoTwiceInARow:
-    """A constraint that depends on what was said: the last token may not be repeated, and 0 never comes first."""
+    """A constraint that depends on what was said: the last token may not be repeated, and 0 never comes first.
+
+    What it calls forced is only likely, and after 2 not even allowed: a stem is a guess, and rules must hold for it.
+    """
 
     def allowed(self, tokens):
         mask = np.ones(3, dtype=bool)
         mask[tokens[-1] if tokens else 0] = False
         return mask
+
+    def forced(self, tokens):
+        return {1: (0, 2), 2: (2,)}.get(tokens[-1], ()) if tokens else (1,)
 
 
 @pytest.mark.parametrize(

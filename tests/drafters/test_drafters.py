@@ -26,7 +26,7 @@ GREEDY = RunDraftSampler(RULES["drafter-invariant"], SamplingParams(), RandomStr
 def lookup(ids, anchor, budget, **sizes):
     drafter = LookupDrafter(**sizes)
     drafter.observe(ids, None)
-    return drafter.draft(anchor, budget, GREEDY).tokens.tolist()
+    return drafter.draft((anchor,), budget, GREEDY).tokens.tolist()
 
 
 def test_registry_names_classes_that_draft():
@@ -61,7 +61,7 @@ def test_lookup_depends_on_the_context_alone(ids, anchor, budget, cut):
     drafter.observe([*ids, 1, 1, 2], None)
     drafter.truncate(min(cut, len(ids)))
     expected = lookup(ids[:cut], anchor, budget)
-    assert drafter.draft(anchor, budget, GREEDY).tokens.tolist() == expected
+    assert drafter.draft((anchor,), budget, GREEDY).tokens.tolist() == expected
     assert len(expected) in (1, budget + 1)
 
 
@@ -125,7 +125,7 @@ def test_lookup_branches_share_beginnings_and_budget():
     drafter.observe([1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2, 3], None)
     # "…3 6 7 1" and "…3 4 5 1" both followed 1 2 before
     drafter.truncate(12)
-    tree = drafter.draft(3, 6, GREEDY)
+    tree = drafter.draft((3,), 6, GREEDY)
     assert tree.tokens.tolist() == [3, 6, 7, 1, 4, 5, 1]
     assert tree.parents.tolist() == [-1, 0, 1, 2, 0, 4, 5]
 
@@ -134,7 +134,7 @@ def test_lookup_branches_share_beginnings_and_budget():
 def test_lookup_trees_keep_to_the_budget_and_contain_the_best_guess(ids, budget, branches):
     drafter = LookupDrafter(branches=branches)
     drafter.observe(ids, None)
-    tree = drafter.draft(1, budget, GREEDY)
+    tree = drafter.draft((1,), budget, GREEDY)
     assert tree.num_draft_tokens <= budget
     siblings = [[int(tree.tokens[child]) for child in children] for children in tree.children]
     assert all(len(set(tokens)) == len(tokens) <= branches for tokens in siblings)
@@ -146,6 +146,6 @@ def test_a_comb_holds_the_runners_up_beside_the_chain():
     of = logits_of(4, 2.0, VOCABULARY)
     drafter = ModelDrafter(TableTarget(of, VOCABULARY), siblings=3)
     drafter.observe((1, 2, 3), None)
-    tree = drafter.draft(4, 9, GREEDY)
+    tree = drafter.draft((4,), 9, GREEDY)
     assert tree.parents.tolist() == [-1, 0, 0, 0, 1, 1, 1, 4, 4, 4]
     assert tree.tokens[1:4].tolist() == (-of((1, 2, 3, 4))).argsort()[:3].tolist()

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from .thinking import CLOSE
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders put for bytes that are not, or not yet, UTF-8
 _SLOT = re.compile("\ue000(\\d+)\ue001")  # stands for a message's content while the template is rendered
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -44,20 +46,25 @@ class Tokenizer:
         self.vocabulary: dict[str, int] = self._tokenizer.get_vocab()  # token → id
         self.vocabulary_size = max(self.vocabulary.values(), default=-1) + 1
         self.stop_ids = self._read_stop_ids()  # a token of these ends an answer
+        self.think_end: int | None = self.vocabulary.get(CLOSE)  # ends a thought; None: the model does not think aloud
         added = self._tokenizer.added_tokens_decoder
         self._control_ids = frozenset(added)
         longest_first = sorted((str(token) for token in added.values()), key=len, reverse=True)
         # A look-ahead, so that overlapping spellings are all found.
         self._control_text = re.compile(f"(?={'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
-    def encode_chat(self, messages: Sequence[Message], answer_start: str = "") -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[Message], answer_start: str = "", thinking: bool = False
+    ) -> tuple[int, ...]:
         """The prompt for the assistant's next turn, which already begins with ``answer_start``.
+
+        ``thinking``: a reasoning model may think first; otherwise its thought is closed before it begins.
 
         Raises:
             TokenizerError: the chat template fails or does not use every message once and in order, or a message is not
                 valid Unicode.
         """
-        pieces = [*self._render(messages), answer_start]
+        pieces = [*self._render(messages, thinking), answer_start]
         ids = self._leading_ids()
         for index, piece in enumerate(pieces):
             # Even pieces are the template's, odd ones the messages'; the last is the answer's start, text again.
@@ -103,16 +110,16 @@ class Tokenizer:
         begin = self._tokenizer.bos_token_id
         return [begin] if begin is not None and begin in self._tokenizer.encode("", add_special_tokens=True) else []
 
-    def _render(self, messages: Sequence[Message]) -> list[str]:
+    def _render(self, messages: Sequence[Message], thinking: bool) -> list[str]:
         """Template text and message contents in turn: template, content, template, …, content, template."""
         contents = [message["content"] for message in messages]
         if not self._tokenizer.chat_template:
             return _plain_format(messages)
         slots = [{"role": m["role"], "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)]
         try:
-            # enable_thinking: Qwen3 would otherwise reason aloud before it plans; other templates do not read it.
+            # enable_thinking is Qwen3's; other templates do not read it.
             rendered = self._tokenizer.apply_chat_template(
-                slots, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                slots, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
             )
         except Exception as error:  # noqa: BLE001  (a template is a program of the checkpoint: it may raise anything)
             raise TokenizerError(f"the chat template of {self._directory} failed ({_first_line(error)})") from error
@@ -123,6 +130,8 @@ class Tokenizer:
                 f"use a checkpoint whose template takes system, user and assistant turns"
             )
         pieces[1::2] = contents
+        if not thinking and pieces[-1].rstrip().endswith("<think>"):  # DeepSeek-R1 opens a thought whatever one asks
+            pieces[-1] = f"{pieces[-1].rstrip()}\n\n{CLOSE}\n\n"
         return pieces
 
     def _read_stop_ids(self) -> frozenset[int]:

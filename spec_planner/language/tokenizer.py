@@ -53,6 +53,11 @@ class Tokenizer:
         # A look-ahead, so that overlapping spellings are all found.
         self._control_text = re.compile(f"(?={'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
+    @property
+    def backend(self) -> Any:
+        """The ``tokenizers.Tokenizer`` inside; AttributeError for one that is written in Python."""
+        return self._tokenizer.backend_tokenizer
+
     def encode_chat(
         self, messages: Sequence[Message], answer_start: str = "", thinking: bool = False
     ) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from .plan import ENUM, NUMBER, Parameter, Scene, Skill, SkillSet
 
+ANY_SCENE = Scene()  # lists nothing: every name goes
 MAX_STEPS = 24  # lines of an answer, where the caller names no other limit
 MAX_FREE_CHARACTERS = 60  # of a value that is on no list
 _UNBOUNDED = 10**15 - 1  # a number without bounds still ends: at most 15 digits before the point
@@ -37,7 +38,7 @@ class GrammarError(ValueError):
     """No plan can be written with these skills in this scene; the message says what is missing."""
 
 
-def plan_grammar(skills: SkillSet, scene: Scene = Scene(), max_steps: int = MAX_STEPS) -> str:
+def plan_grammar(skills: SkillSet, scene: Scene = ANY_SCENE, max_steps: int = MAX_STEPS) -> str:
     """The grammar of an answer of 1 to ``max_steps`` lines. A skill that lacks a value for a parameter is left out.
 
     Raises:

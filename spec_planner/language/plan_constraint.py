@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .grammar import MAX_STEPS, GrammarError, plan_grammar
+from .grammar import ANY_SCENE, MAX_STEPS, GrammarError, plan_grammar
 from .plan import Scene, SkillSet
 from .tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ class PlanConstraint:
         self,
         tokenizer: Tokenizer,
         skills: SkillSet,
-        scene: Scene = Scene(),
+        scene: Scene = ANY_SCENE,
         vocabulary_size: int | None = None,
         max_steps: int = MAX_STEPS,
     ) -> None:

@@ -8,19 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_planner.language.plan import Plan, Skill
+from spec_planner.language.plan import ENUM, NUMBER, TEXT, Parameter, Plan, Scene, Skill, SkillSet, Thing
 from spec_planner.language.plan_parser import MAX_LINE_CHARACTERS, PlanParser
 
-SKILLS = (
-    Skill("go_to", ("place",)),
-    Skill("pick", ("object",)),
-    Skill("give", ("object", "person")),
-    Skill("wait", ()),
+OBJECT, PLACE, PERSON = Parameter("object"), Parameter("place", "place"), Parameter("person", "person")
+VOLUME = Parameter("volume", NUMBER, low=-1, high=50, decimals=1, unit="ml")
+SKILLS = SkillSet(
+    (
+        Skill("go_to", (PLACE,)),
+        Skill("pick", (OBJECT,)),
+        Skill("give", (OBJECT, PERSON)),
+        Skill("wait", ()),
+        Skill("pour", (VOLUME, Parameter("speed", ENUM, choices=("slow", "fast")))),
+        Skill("say", (Parameter("words", TEXT),)),
+        Skill("_stop", ()),
+    ),
+    kinds={"person": ("place",)},
 )
+SCENE = Scene((Thing("red cup"), Thing("Cup"), Thing("cup"), Thing("'x' = [y]"), Thing("Anna", "person")))
 
 
-def parse(text: str) -> Plan:
-    parser = PlanParser(SKILLS)
+def parse(text: str, scene: Scene = Scene(), eager: bool = False) -> Plan:  # noqa: B008
+    parser = PlanParser(SKILLS, scene, eager)
     parser.feed(text)
     parser.finish()
     return parser.plan(ended=True)
@@ -50,6 +59,13 @@ def parse(text: str) -> Plan:
         ("1. pick(red\tcup\x00)", "pick", ("red cup",)),
         ("5. wait()", "wait", ()),
         ("5. wait( )", "wait", ()),
+        ("1. _stop()", "_stop", ()),
+        ("1. _pick(cup)_", "pick", ("cup",)),
+        ("1. pour(2.50 ml, Slow)", "pour", ("2.5", "slow")),
+        ("1. pour(+007, fast)", "pour", ("7", "fast")),
+        ("1. pour(-0, 'fast')", "pour", ("0", "fast")),
+        ("1. pour(speed=fast, volume=-0.5)", "pour", ("-0.5", "fast")),
+        ("1. say(hello there)", "say", ("hello there",)),
     ],
 )
 def test_line_becomes_step(line: str, skill: str, values: tuple[str, ...]) -> None:
@@ -57,7 +73,7 @@ def test_line_becomes_step(line: str, skill: str, values: tuple[str, ...]) -> No
     assert not plan.rejected
     [step] = plan.steps
     assert (step.skill, step.values, step.index) == (skill, values, 0)
-    assert step.parameters == next(s.parameters for s in SKILLS if s.name == skill)
+    assert step.parameters == SKILLS.by_name[skill].parameter_names
 
 
 @pytest.mark.parametrize(
@@ -83,6 +99,11 @@ def test_line_becomes_step(line: str, skill: str, values: tuple[str, ...]) -> No
         ("1. pick('cup)", "quote is not closed"),
         ("1. pick(cup) and run()", "unexpected text after the closing bracket"),
         ("1. pick(cup); import os", "unexpected text after the closing bracket"),
+        ("1. pour(50.1, fast)", "'50.1' is not a number from -1 to 50 with at most 1 decimal"),
+        ("1. pour(1.25, fast)", "'1.25' is not a number"),
+        ("1. pour(a cup, fast)", "'a cup' is not a number"),
+        ("1. pour(١, fast)", "is not a number"),
+        ("1. pour(2, quick)", "'quick' is not a choice of parameter 'speed' of pour(volume, speed): slow, fast"),
         ("pick(" + "(" * 10_000, "longer than"),
         ("1. pick(" + "x" * 1_000_000 + ")", "longer than"),
     ],
@@ -95,6 +116,45 @@ def test_line_is_refused_with_reason(line: str, reason: str) -> None:
     assert len(rejected.text) <= MAX_LINE_CHARACTERS
 
 
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("1. pick(red cup)", ("red cup",)),
+        ('1. pick("Red Cup")', ("red cup",)),
+        ("1. pick(cup)", ("cup",)),
+        ("1. pick(Cup)", ("Cup",)),
+        ("1. pick('x' = [y])", ("'x' = [y]",)),
+        ("1. give(object=cup, person=ANNA)", ("cup", "Anna")),
+        ("1. go_to(anna)", ("Anna",)),
+    ],
+)
+def test_names_are_taken_from_the_scene_in_its_spelling(line: str, values: tuple[str, ...]) -> None:
+    plan = parse(line, SCENE)
+    assert plan.rejected == ()
+    assert [step.values for step in plan.steps] == [values]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1. pick(CUP)", "'CUP' may be 'Cup' or 'cup'"),
+        ("1. pick(mug)", "'mug' is not in the scene, as parameter 'object' of pick(object) must be"),
+        ("1. pick(Anna)", "'Anna' is a thing of kind person, but parameter 'object' of pick(object) takes object"),
+        ("1. give(cup, cup)", "'cup' is a thing of kind object, but parameter 'person'"),
+    ],
+)
+def test_names_that_are_not_in_the_scene_are_refused(line: str, reason: str) -> None:
+    plan = parse(line, SCENE)
+    assert plan.steps == ()
+    assert reason in plan.rejected[0].reason
+
+
+def test_names_of_a_sort_that_the_scene_does_not_list_are_free() -> None:
+    plan = parse("1. go_to(moon)\n2. pick(cup)", Scene((Thing("cup"),)))
+    assert [step.values for step in plan.steps] == [("moon",), ("cup",)]
+    assert parse("1. give(cup, Anna)", Scene((Thing("table", "place"),))).rejected
+
+
 def test_steps_arrive_with_their_line_break() -> None:
     parser = PlanParser(SKILLS)
     assert parser.feed("1. go_to(kitchen)") == ()
@@ -105,6 +165,32 @@ def test_steps_arrive_with_their_line_break() -> None:
     assert (second.index, second.values) == (1, ("cup",))
     assert parser.finish() == ()
     assert parser.text == "1. go_to(kitchen)\n2. pick(cup)"
+
+
+def test_an_eager_parser_reports_with_the_bracket() -> None:
+    parser = PlanParser(SKILLS, eager=True)
+    assert parser.feed("1. go_to(kitchen") == ()
+    [first] = parser.feed(")")
+    assert (first.values, first.text) == (("kitchen",), "1. go_to(kitchen)")
+    assert parser.feed(" ") == ()
+    [second] = parser.feed("\n2. wait()")
+    assert (second.index, second.skill) == (1, "wait")
+    [third] = parser.feed("\n3. pick(cup)\n4.")
+    assert third.index == 2
+    assert parser.feed(" pick((a)") == ()
+    assert parser.feed(" b") == ()
+    [fourth] = parser.feed(")\n")
+    assert fourth.values == ("(a) b",)
+    assert parser.finish() == () and parser.plan(ended=True).complete
+
+
+def test_text_behind_an_early_step_spoils_the_plan_but_not_the_step() -> None:
+    parser = PlanParser(SKILLS, eager=True)
+    assert len(parser.feed("1. pick(cup)")) == 1
+    assert parser.feed(" and run()") == () and parser.finish() == ()
+    plan = parser.plan(ended=True)
+    assert len(plan.steps) == 1 and not plan.complete
+    assert plan.rejected[0].reason == "text follows the step: 'and run()'"
 
 
 def test_fences_and_blank_lines_are_no_steps_and_no_complaint() -> None:
@@ -142,9 +228,8 @@ def test_any_text_in_any_split_gives_what_feeding_at_once_gives(text: str, cuts:
     assert parser.plan(ended=True) == whole
     assert tuple(steps) == whole.steps
     assert whole.text == text
-    by_name = {skill.name: skill for skill in SKILLS}
     for step in whole.steps:
-        assert step.parameters == by_name[step.skill].parameters
+        assert step.parameters == SKILLS.by_name[step.skill].parameter_names
         assert len(step.values) == len(step.parameters) and all(step.values)
 
 

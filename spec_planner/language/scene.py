@@ -73,7 +73,7 @@ def scene_from_mapping(mapping: Mapping[str, Any], where: str, skills: SkillSet)
 
 
 def scene_to_mapping(scene: Scene, skills: SkillSet) -> dict[str, Any]:
-    """The mapping that ``scene_from_mapping`` reads as this scene, short forms where they do.
+    """The mapping that ``scene_from_mapping`` reads as ``scene`` (a checked one), short forms where they do.
 
     Raises:
         SceneError: a fact that a scene file has no words for.
@@ -145,15 +145,11 @@ def check_scene(
             if skills.is_a(kinds[argument], PLACE) != (sort == PLACE):
                 raise SceneError(f"{spot}: in {fact}, {argument} is no {sort}: name one that is listed as {sort}")
         # One robot, one hand, one whereabouts for each object: held or somewhere.
-        for slot in {
-            "robot_at": ("the robot",),
-            "holding": ("the hand", *fact.arguments),
-            "at": fact.arguments[:1],
-        }.get(fact.predicate, ()):
-            key = slot if slot in kinds else f"({slot})"
-            if key in whereabouts:
-                raise SceneError(f"{spot}: {fact} and {whereabouts[key]} cannot both hold: remove one")
-            whereabouts[key] = fact
+        slots = {"robot_at": ("(robot)",), "holding": ("(hand)", *fact.arguments), "at": fact.arguments[:1]}
+        for slot in slots.get(fact.predicate, ()):
+            if slot in whereabouts:
+                raise SceneError(f"{spot}: {fact} and {whereabouts[slot]} cannot both hold: remove one")
+            whereabouts[slot] = fact
     if len(set(scene.facts)) < len(scene.facts):
         raise SceneError(f"{where}: a fact is given twice: keep one")
 

@@ -157,7 +157,7 @@ def _ways_up(kind: str, kinds: dict[str, tuple[str, ...]], below: tuple[str, ...
 
 
 def _whole(pieces: list[Piece]) -> list[Piece]:
-    """In ``[at(object, place), closed(place)]`` YAML takes every comma for its own: join what a bracket holds together."""
+    """In ``[at(object, place), closed(place)]`` YAML splits at every comma: join what a bracket holds together."""
     whole: list[Piece] = []
     for piece in pieces:
         last = whole[-1].value if whole else None
@@ -266,13 +266,14 @@ def _read_parameter(piece: Piece, known: SkillSet, guess: Guess | None, key: str
     if not isinstance(piece.value, dict):
         if not _is_identifier(piece.value):
             raise piece.fail(f"{key} must be a list of identifiers or mappings, got {shown(piece.plain())}")
-        kind = guess(piece.value, known) if guess else piece.value
+        word = str(piece.value)
+        kind = guess(word, known) if guess else word
         if not known.knows(kind) and (guess is None or kind != TEXT):
             known_kinds = listing([OBJECT, PLACE, *known.kinds])
             raise piece.fail(
                 f"{shown(kind)} is no kind: add it to kinds, use one of {known_kinds}, or write name and kind"
             )
-        return Parameter(piece.value, kind)
+        return Parameter(word, kind)
     parts = piece.keys("a parameter", _PARAMETER_KEYS)
     name = parts["name"].value if "name" in parts else None
     if not _is_identifier(name):

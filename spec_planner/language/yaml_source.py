@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 _MAX_PIECES = 100_000  # aliases can multiply a small file without end
 _TAG = "tag:yaml.org,2002:"
@@ -33,7 +33,7 @@ class Piece:
         where: "scenes/home.yaml, line 3", or the path of keys where there are no lines.
     """
 
-    value: Union[str, list[Piece], dict[str, Piece], None, Any]  # noqa: UP007 - evaluated nowhere, read by people
+    value: Any
     where: str
 
     def plain(self) -> Any:
@@ -95,6 +95,7 @@ def read_yaml(text: str, source: str) -> Piece:
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        return Piece(None, source) if root is None else _Reader(source).piece(root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
@@ -102,9 +103,6 @@ def read_yaml(text: str, source: str) -> Piece:
         raise SourceError(f"{where}: not valid YAML ({problem})") from error
     except RecursionError as error:
         raise SourceError(f"{source}: nested too deeply to be read: flatten it") from error
-    if root is None:
-        return Piece(None, source)
-    return _Reader(source).piece(root)
 
 
 class _Reader:
@@ -126,7 +124,7 @@ class _Reader:
             raise SourceError(f"{where}: not valid YAML here (the tag {shown(node.tag)}): remove the tag")
         if isinstance(node, yaml.ScalarNode):
             nothing = node.tag == _TAG + "null" and node.style is None
-            return Piece(None if nothing else node.value, where)
+            return Piece(None if nothing else _join_surrogates(node.value), where)
         if id(node) in self.open:
             raise SourceError(f"{where}: an anchor that contains itself: write the entry out")
         self.open.add(id(node))
@@ -148,6 +146,14 @@ class _Reader:
             # A value's line, except where there is none: then its key's.
             pieces[key.value] = Piece(piece.value, where) if piece.value is None else piece
         return pieces
+
+
+def _join_surrogates(text: str) -> str:
+    """JSON writes an emoji as two escapes, which PyYAML takes for two characters."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:  # half a pair: no name, whoever reads it refuses it
+        return text
 
 
 def from_plain(value: Any, where: str, depth: int = 0) -> Piece:

@@ -37,8 +37,8 @@ def check_goal(goal: tuple[Condition, ...], skills: SkillSet, scene: Scene) -> N
     """Refuse a goal about something that neither the skills nor the scene can bring about or know.
 
     Raises:
-        GoalError: an unknown predicate, the wrong number of names, or a name that is neither a thing of the scene nor, where
-            the skills put no thing, a number, a choice or text.
+        GoalError: an unknown predicate, the wrong number of names, or a name that is not in the scene where the skills
+            put a thing (and not a number, a choice or text).
     """
     forms: dict[str, list[tuple[bool, ...]]] = {}  # predicate → for each use, whether each argument names a thing
     for skill in skills:

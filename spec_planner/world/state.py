@@ -62,7 +62,9 @@ def apply(state: State, step: PlanStep, skills: SkillSet, scene: Scene) -> State
         raise WorldError(f"{line}: the robot has no skill {step.skill!r}")
     if len(step.values) != len(skill.parameters):
         raise WorldError(f"{line}: {skill.signature} takes {len(skill.parameters)} values, got {len(step.values)}")
-    values = {p.name: _value(p, value, skills, scene, line) for p, value in zip(skill.parameters, step.values)}
+    values = {
+        p.name: _value(p, value, skills, scene, line) for p, value in zip(skill.parameters, step.values, strict=True)
+    }
     binding = _Match(skill, state, skills, scene).bind(values, line)
     ended = {_ground(effect.fact, binding) for effect in skill.effects if not effect.holds}
     begun = {_ground(effect.fact, binding) for effect in skill.effects if effect.holds}
@@ -91,6 +93,8 @@ def _value(parameter: Parameter, value: str, skills: SkillSet, scene: Scene, lin
         return canonical_number(value)
     if parameter.kind == ENUM and value not in parameter.choices:
         raise WorldError(f"{line}: {parameter.name} must be one of {', '.join(parameter.choices)}, got {value!r}")
+    if not value.strip() or not value.isprintable():
+        raise WorldError(f"{line}: {parameter.name} must be printable text, got {value!r}")
     return value
 
 
@@ -169,7 +173,7 @@ class _Match:
         facts = [f for f in self.state if f.predicate == predicate and len(f.arguments) == len(arguments)]
         for fact in sorted(facts, key=self.rank):
             extended = dict(binding)
-            for argument, value in zip(arguments, fact.arguments):
+            for argument, value in zip(arguments, fact.arguments, strict=True):
                 if argument not in extended and self._fits(self.variables[argument], value):
                     extended[argument] = value
                 if extended.get(argument) != value:
@@ -180,7 +184,7 @@ class _Match:
     def _fits(self, variable: Parameter, value: str) -> bool:
         if not variable.names_a_thing:
             return variable.kind != ENUM or value in variable.choices
-        # A scene without places may still say where its objects are not; then any name will do.
+        # A name that no scene lists came in by a step, where the scene lists nothing of its sort: it has no kind.
         return value not in self.kinds or self.skills.is_a(self.kinds[value], variable.kind)
 
     def _sentence(self, condition: Condition, binding: _Binding) -> str:

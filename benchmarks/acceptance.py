@@ -25,7 +25,7 @@ import numpy as np
 
 from drafters.draft_model import ModelDrafter
 from spec_planner.certify.planner import read_instructions
-from spec_planner.certify.recording import record, score
+from spec_planner.certify.recording import Question, record, score
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_sampler import RunDraftSampler
@@ -34,6 +34,7 @@ from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.random_stream import Purpose, RandomStream
 from spec_planner.decoding.sampling import Law, SamplingParams
 from spec_planner.factory import build_pipeline
+from spec_planner.pipeline.types import PlanRequest
 
 DRAWS = 32  # noise vectors per position, where there is no closed form
 Chance = Callable[[Law, Law, int], float]  # p, q, position → chance that a draft token is kept
@@ -133,7 +134,7 @@ def main() -> None:
 def first_tokens(pipeline, net, plans) -> list[dict]:
     chances: list[list[float]] = [[] for _ in ROWS]
     for prompt, sampling, plain in plans:
-        for target_row, draft_row in zip(plain.rows, score(net, prompt, plain.tokens), strict=True):
+        for target_row, draft_row in zip(plain.rows, score(net, Question(prompt), plain.tokens), strict=True):
             p, q = Law.from_logits(target_row, sampling), Law.from_logits(draft_row, sampling)
             for row, found in zip(ROWS, chances, strict=True):
                 found.append(row[-1](p, q, len(found)))
@@ -184,9 +185,10 @@ def figure(row: dict) -> str:
 def sampled_plans(pipeline, options):
     """(prompt, sampling, recorded run) of plain sampled plans."""
     for seed, instruction in enumerate(read_instructions(None)[: options.runs]):
-        prompt, sampling = pipeline.prompt_ids(instruction), SamplingParams(options.temperature, seed=seed)
-        rule = RULES["drafter-invariant"]
-        yield prompt, sampling, record(pipeline.target, None, prompt, sampling, 40, pipeline.stop_ids, rule, lambda: 0)
+        sampling = SamplingParams(options.temperature, seed=seed)
+        prompt = pipeline.prompt_ids(PlanRequest(instruction, sampling, 40, free_text=True))
+        rule, stop_ids = RULES["drafter-invariant"], pipeline.stop_ids
+        yield prompt, sampling, record(pipeline.target, None, Question(prompt), sampling, 40, stop_ids, rule, lambda: 0)
 
 
 if __name__ == "__main__":

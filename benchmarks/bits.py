@@ -19,9 +19,12 @@ import numpy as np
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.contracts import PromptInput, Target
 from spec_planner.decoding.draft_tree import DraftTree
+from spec_planner.decoding.sampling import SamplingParams
 from spec_planner.engines import passes
 from spec_planner.factory import build_pipeline
+from spec_planner.pipeline.types import PlanRequest
 
+INSTRUCTION = "Bring the red mug and the plate from the table to the sink, then wipe the table."
 WIDTH = 8
 COMMITS = (1, 3, 8, 2, 5)
 PROMPT_TOKENS = 180
@@ -56,7 +59,8 @@ def main() -> None:
             num_draft_tokens=WIDTH - 1,
         )
         pipeline = build_pipeline(config, lambda line: print(line, file=sys.stderr))
-        prompt = pipeline.prompt_ids("Bring the red mug and the plate from the table to the sink, then wipe the table.")
+        request = PlanRequest(INSTRUCTION, SamplingParams(), 64, free_text=True)
+        prompt = pipeline.prompt_ids(request)
         prompt = prompt[-PROMPT_TOKENS:]
         plain = feed_one_by_one(pipeline.target, prompt, options.positions)
         drafted = feed_in_drafts(pipeline.target, prompt, [int(row.argmax()) for row in plain])

@@ -16,9 +16,8 @@ import time
 
 from spec_planner.certify.planner import read_instructions
 from spec_planner.config import PlannerConfig
-from spec_planner.factory import build_pipeline
+from spec_planner.factory import build_pipeline, make_request
 from spec_planner.language.plan import Scene
-from spec_planner.pipeline.types import PlanRequest
 
 
 def main() -> None:
@@ -59,7 +58,7 @@ def measure(pipeline, config: PlannerConfig, instruction: str, plain: bool) -> d
         if not started:
             started.append(time.perf_counter())
 
-    request = PlanRequest(instruction, Scene(), (), config.sampling, config.max_tokens, plain=plain)
+    request = make_request(config, instruction, Scene(), plain=plain)
     result = pipeline.run(request, on_progress)
     wall_ms = (time.perf_counter() - started[0]) * 1e3
     m = result.metrics

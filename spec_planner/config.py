@@ -32,7 +32,9 @@ class PlannerConfig:
     """
 
     model: str = _setting(
-        "default", "Target: a local Hugging Face model directory, or 'default' (SmolLM2-135M-Instruct)."
+        "default",
+        "Target: a local Hugging Face model directory; 'default', SmolLM2-135M-Instruct fine-tuned to plan; or 'default-base', "
+        "the same without our training.",
     )
     drafter: str = _setting("lookup", "Drafter: none, lookup (prompt lookup) or draft-model.")
     draft_model: str = _setting("", "For drafter draft-model: its directory; empty uses the target's own first layers.")
@@ -78,8 +80,19 @@ class PlannerConfig:
     max_tokens: int = _setting(160, "Longest answer, in tokens.", low=1, high=1_048_576)
     deadline_s: float = _setting(0.0, "Seconds a goal may take from acceptance; 0 is no limit.", low=0.0, high=86_400.0)
     skills_file: str = _setting("", "YAML list of the robot's skills; empty uses the installed household skills.")
-    objects: tuple[str, ...] = _setting((), "Objects in the scene when a goal names none.")
-    places: tuple[str, ...] = _setting((), "Places in the scene when a goal names none.")
+    scene_file: str = _setting("", "YAML scene (places, objects, what is where) for goals that bring none.")
+    free_text: bool = _setting(
+        False,
+        "Let the model write what it will and reject lines that are no steps, instead of holding it to the grammar.",
+    )
+    max_steps: int = _setting(24, "Longest plan, in steps, where it is held to the grammar.", low=1, high=200)
+    stop_sequences: tuple[str, ...] = _setting((), "Texts that end an answer.")
+    thinking_tokens: int = _setting(
+        0,
+        "How long a reasoning model may think before it plans, over and above max_tokens; 0 is not at all.",
+        low=0,
+        high=1_048_576,
+    )
     max_instruction_bytes: int = _setting(16_384, "Longer instructions are refused.", low=1, high=1_048_576)
 
     def __post_init__(self) -> None:
@@ -128,13 +141,13 @@ class PlannerConfig:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-_KINDS = {str: "a text", int: "a whole number", float: "a number", tuple: "a list of texts"}
+_KINDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a number", tuple: "a list of texts"}
 
 
 def _check(name: str, value: Any, rule: Any, kind: type) -> None:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
     if kind is tuple and not all(isinstance(item, str) and item for item in value):
         raise ConfigError(f"{name} must be a list of non-empty strings, got {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,12 @@ from .decoding.draft_tree import Proposal
 from .decoding.exact_rules import get_rule
 from .engines.decoder_config import ModelError, read_decoder_config
 from .engines.threads import share_the_cpu
+from .language.plan import History, Scene, SkillSet
+from .language.scene import load_scene
 from .language.skills import load_skills
 from .language.tokenizer import Tokenizer
 from .pipeline.plan_pipeline import PlanPipeline
+from .pipeline.types import PlanRequest
 
 if TYPE_CHECKING:
     from .engines.onnx_target import OnnxTarget
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     ModelTarget = TorchTarget | OnnxTarget
 
 Report = Callable[[str], None]
+_NO_HISTORY = History()
 _HOW_TO_INSTALL = {"torch": "install it", "onnx": "pip install onnx onnxruntime"}
 
 
@@ -46,7 +51,61 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     report(f"loading {directory.name} ({config.precision})")
     target = _load_target(config, directory, report)
     drafter = build_drafter(config, target, report)
-    return PlanPipeline(target, drafter, tokenizer, rule, FixedBudget(config.num_draft_tokens), skills)
+    budget = FixedBudget(config.num_draft_tokens)
+    return PlanPipeline(target, drafter, tokenizer, rule, budget, skills, prompt_examples(directory))
+
+
+def prompt_examples(directory: Path) -> bool:
+    """Whether the model in ``directory`` is to be shown a few plans first: unless it was fine-tuned for our prompt.
+
+    Raises:
+        ModelError: ``spec_planner.json``, in which the fine-tuning says so, cannot be read.
+    """
+    path = directory / "spec_planner.json"
+    if not path.is_file():
+        return True
+    try:
+        wanted = json.loads(path.read_text(encoding="utf-8"))["prompt_examples"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path} does not say whether prompt_examples is true or false: write the model again"
+        ) from error
+    return bool(wanted)
+
+
+def read_scene(config: PlannerConfig, skills: SkillSet) -> Scene:
+    """The scene of goals that bring none.
+
+    Raises:
+        SceneError: the file cannot be used.
+    """
+    return load_scene(config.scene_file, skills) if config.scene_file else Scene()
+
+
+def make_request(
+    config: PlannerConfig,
+    instruction: str,
+    scene: Scene,
+    skills: SkillSet | None = None,
+    history: History = _NO_HISTORY,
+    deadline: float | None = None,
+    plain: bool = False,
+) -> PlanRequest:
+    """What ``config`` says about every request, and what is this one's own. ``deadline``: on ``time.monotonic()``."""
+    return PlanRequest(
+        instruction=instruction,
+        sampling=config.sampling,
+        max_tokens=config.max_tokens,
+        scene=scene,
+        skills=skills,
+        history=history,
+        deadline=deadline,
+        plain=plain,
+        free_text=config.free_text,
+        max_steps=config.max_steps,
+        stop=config.stop_sequences,
+        thinking_tokens=config.thinking_tokens,
+    )
 
 
 def check_fits(config: PlannerConfig, rule: Rule) -> None:
@@ -85,13 +144,15 @@ def model_directory(model: str, report: Report = lambda line: None) -> Path:
     Raises:
         ModelError: it does not exist.
     """
-    if model == "default":
-        from .engines.default_model import ensure_default_model
+    if model in ("default", "default-base"):
+        from .engines.default_model import ensure_base_model, ensure_default_model
 
-        return ensure_default_model(report)
+        return ensure_default_model(report) if model == "default" else ensure_base_model(report)
     directory = Path(model).expanduser()
     if not model.strip() or not directory.is_dir():
-        raise ModelError(f"model {model!r} is not a directory: give a local Hugging Face model directory, or 'default'")
+        raise ModelError(
+            f"model {model!r} is not a directory: give a local Hugging Face model directory, 'default' or 'default-base'"
+        )
     return directory
 
 

@@ -14,7 +14,7 @@ from ..decoding.sampling import Law, SamplingParams
 from .comparison import NOISE_CEILING, NOISE_HEADROOM, Comparison, Divergence, compare, measure_noise
 from .enumeration import rule_error
 from .law_test import ALPHA, LawTest, detectable_shift
-from .recording import InterruptibleTarget, Run, record, score
+from .recording import InterruptibleTarget, Question, Run, record, score
 
 # Where in the context the engine's noise is measured: kernels sum keys in blocks of some power of two, and logits move
 # most when a draft lies across two of them.
@@ -100,7 +100,7 @@ class Certificate:
 def certify(
     target: Target,
     subjects: Sequence[Subject],
-    prompts: Sequence[tuple[int, ...]],
+    questions: Sequence[Question],
     stop_ids: frozenset[int],
     settings: Settings,
     report: Callable[[float, str], None] = lambda share, line: None,
@@ -109,19 +109,19 @@ def certify(
     """Compare every subject with plain decoding until ``settings.tokens`` tokens have been compared.
 
     Args:
-        prompts: prompt ids; gone through in turn, with a new seed each time around.
+        questions: gone through in turn, with a new seed each time around.
         report: called with the share done (0 … 1) and a line of news.
 
     Raises:
         ValueError: no subject or no prompt.
         InterruptedError: ``cancelled`` said so; it is asked before every pass over the weights.
     """
-    if not subjects or not prompts:
+    if not subjects or not questions:
         raise ValueError("certify needs at least one drafter and one prompt")
     started = time.monotonic()
     target = InterruptibleTarget(target, cancelled)
     report(0.0, "measuring the engine's rounding noise")
-    noise = 0.0 if settings.bitwise else _noise(target, subjects, prompts)
+    noise = 0.0 if settings.bitwise else _noise(target, subjects, questions)
     cells = {
         (subject.name, temperature): Cell(subject.name, subject.rule.name, temperature)
         for temperature in settings.temperatures
@@ -136,16 +136,16 @@ def certify(
     for turn in range(per_cell * 2):  # a run compares at least one token, so this is enough turns
         if all(cell.tokens >= per_cell for cell in cells.values()):
             break
-        prompt, seed = prompts[turn % len(prompts)], settings.seed + turn // len(prompts)
+        question, seed = questions[turn % len(questions)], settings.seed + turn // len(questions)
         for temperature in settings.temperatures:
             sampling = SamplingParams(temperature, seed=seed)
             plain = record(
-                target, None, prompt, sampling, settings.tokens_per_run, stop_ids, RULES["drafter-invariant"], lambda: 0
+                target, None, question, sampling, settings.tokens_per_run, stop_ids, RULES["drafter-invariant"], lambda: 0
             )
             for subject in subjects:
                 cell = cells[subject.name, temperature]
                 if cell.tokens < per_cell:
-                    _compare_one(target, subject, cell, plain, prompt, sampling, stop_ids, settings, noise)
+                    _compare_one(target, subject, cell, plain, question, sampling, stop_ids, settings, noise)
         done = sum(min(cell.tokens, per_cell) for cell in cells.values())
         mismatches = sum(len(cell.divergences) for cell in cells.values())
         compared = sum(cell.tokens for cell in cells.values())
@@ -155,9 +155,9 @@ def certify(
     return Certificate(settings, noise, finished, problems, time.monotonic() - started)
 
 
-def _noise(target: Target, subjects: Sequence[Subject], prompts: Sequence[tuple[int, ...]]) -> float:
+def _noise(target: Target, subjects: Sequence[Subject], questions: Sequence[Question]) -> float:
     """The engine's rounding noise over drafts of the subjects' sizes, across and beside the ends of key blocks."""
-    text = tuple(token for prompt in prompts[:8] for token in prompt)
+    text = tuple(token for question in questions[:8] for token in question.ids)
     limit = min(max(NOISE_BLOCKS) + 2 * target.info.max_nodes, target.info.context_length)
     text = (text * (limit // len(text) + 1))[:limit]
     shapes = {
@@ -177,7 +177,7 @@ def _compare_one(
     subject: Subject,
     cell: Cell,
     plain: Run,
-    prompt: tuple[int, ...],
+    question: Question,
     sampling: SamplingParams,
     stop_ids: frozenset[int],
     settings: Settings,
@@ -186,7 +186,7 @@ def _compare_one(
     drafted = record(
         target,
         subject.drafter,
-        prompt,
+        question,
         sampling,
         settings.tokens_per_run,
         stop_ids,
@@ -194,16 +194,16 @@ def _compare_one(
         lambda: subject.num_draft_tokens,
     )
     cell.runs += 1
-    totals = summarize(drafted.steps, len(prompt), len(drafted.tokens))
+    totals = summarize(drafted.steps, len(question.ids), len(drafted.tokens))
     cell.verify_passes += totals.verify_passes
     cell.new_tokens += totals.num_accepted + totals.verify_passes
     cell.acceptance_length = cell.new_tokens / max(cell.verify_passes, 1)
     if cell.law is None:
-        _take(cell, compare(plain, drafted, len(prompt), sampling, noise))
+        _take(cell, compare(plain, drafted, len(question.ids), sampling, noise))
         return
     # Other tokens than plain decoding's are right here, if their law is the target's as plain passes compute it.
-    rows = score(target, prompt, drafted.tokens)
-    _take(cell, compare(Run(drafted.tokens, rows), drafted, len(prompt), sampling, noise))
+    rows = score(target, question, drafted.tokens)
+    _take(cell, compare(Run(drafted.tokens, rows), drafted, len(question.ids), sampling, noise))
     for row, token, draft_law in zip(rows, drafted.tokens, drafted.draft_laws, strict=True):
         cell.law.add(Law.from_logits(row, sampling), token, draft_law)
 

@@ -10,9 +10,11 @@ from ..config import ConfigError, PlannerConfig
 from ..decoding.accept import Rule
 from ..decoding.contracts import Drafter
 from ..pipeline.plan_pipeline import PlanPipeline
+from ..pipeline.types import PlanRequest
 from ..resources import shared_file
 from .certificate import Certificate, Settings, Subject, certify
 from .document import to_json
+from .recording import Question
 
 DEFAULT_TOKENS = 2000
 DEFAULT_TEMPERATURES = (0.0, 1.0)
@@ -65,17 +67,26 @@ def read_instructions(path: str | Path | None = None) -> list[str]:
     return instructions
 
 
+def question_for(pipeline: PlanPipeline, request: PlanRequest) -> Question:
+    """``request`` as the target meets it.
+
+    Raises:
+        ValueError: no prompt can be made of it.
+    """
+    return Question(pipeline.prompt_ids(request), pipeline.constraint(request))
+
+
 def certify_planner(
     pipeline: PlanPipeline,
     subjects: Sequence[Subject],
-    instructions: Sequence[str],
+    requests: Sequence[PlanRequest],
     settings: Settings,
     model: Path,
     draft_model: Path | None = None,
     report: Callable[[float, str], None] = lambda share, line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, dict[str, Any]]:
-    """Compare ``subjects`` with plain decoding on the pipeline's target, over the prompts of ``instructions``.
+    """Compare ``subjects`` with plain decoding on the pipeline's target, over ``requests``: their prompts and their constraints.
 
     Args:
         model, draft_model: directories whose files the certificate names by hash.
@@ -84,9 +95,9 @@ def certify_planner(
     Returns: the certificate, and the same as JSON for ``document.to_markdown`` and ``document.write``.
 
     Raises:
-        ValueError: there is nothing to compare, or an instruction gives no prompt.
+        ValueError: there is nothing to compare, or a request gives no prompt.
         InterruptedError: ``cancelled`` said so.
     """
-    prompts = [pipeline.prompt_ids(instruction) for instruction in instructions]
-    certificate = certify(pipeline.target, subjects, prompts, pipeline.stop_ids, settings, report, cancelled)
+    questions = [question_for(pipeline, request) for request in requests]
+    certificate = certify(pipeline.target, subjects, questions, pipeline.stop_ids, settings, report, cancelled)
     return certificate, to_json(certificate, pipeline.info, model, draft_model, cancelled)

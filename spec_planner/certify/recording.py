@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.accept import Rule
-from ..decoding.contracts import Drafter, PromptInput, Target, TargetInfo, TargetOutput
+from ..decoding.contracts import Constraint, Drafter, PromptInput, Target, TargetInfo, TargetOutput
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import decode
 from ..decoding.metrics import StepMetrics
@@ -109,6 +109,24 @@ class RecordingTarget(WrappedTarget):
 
 
 @dataclass(frozen=True)
+class Question:
+    """What a target is asked: the prompt, and what the answer is held to."""
+
+    ids: tuple[int, ...]
+    constraint: Constraint | None = None
+
+    def masked(
+        self, rows: Iterable[NDArray[np.float32]], tokens: tuple[int, ...]
+    ) -> tuple[NDArray[np.float32], ...]:
+        """``rows`` [V] behind each beginning of ``tokens``, with −inf where the constraint lets nothing follow."""
+        return tuple(self._mask(row, tokens[:index]) for index, row in enumerate(rows))
+
+    def _mask(self, row: NDArray[np.float32], said: tuple[int, ...]) -> NDArray[np.float32]:
+        allowed = self.constraint.allowed(said) if self.constraint else None
+        return row if allowed is None else np.where(allowed, row, np.float32(-np.inf))
+
+
+@dataclass(frozen=True)
 class Run:
     """One recorded run: emitted tokens, the logits each was drawn from, and the drafter's law for it if it had one."""
 
@@ -121,7 +139,7 @@ class Run:
 def record(
     target: Target,
     drafter: Drafter | None,
-    prompt: tuple[int, ...],
+    question: Question,
     sampling: SamplingParams,
     max_tokens: int,
     stop_ids: frozenset[int],
@@ -130,19 +148,22 @@ def record(
 ) -> Run:
     """Decode once and keep everything."""
     recorder = RecordingTarget(target)
-    steps = list(decode(recorder, drafter, PromptInput(prompt), sampling, Stopping(max_tokens, stop_ids), rule, budget))
+    prompt, stopping = PromptInput(question.ids), Stopping(max_tokens, stop_ids)
+    steps = list(
+        decode(recorder, drafter, prompt, sampling, stopping, rule, budget, constraint=question.constraint)
+    )
     tokens = tuple(token for step in steps for token in step.tokens)
-    first = len(prompt)
+    first = len(question.ids)
     positions = range(first, first + len(tokens))
-    rows = tuple(recorder.rows[position] for position in positions)
+    rows = question.masked((recorder.rows[position] for position in positions), tokens)
     laws = tuple(recorder.draft_laws.get(position) for position in positions)
     return Run(tokens, rows, laws, tuple(step.metrics for step in steps))
 
 
-def score(target: Target, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> tuple[NDArray[np.float32], ...]:
+def score(target: Target, question: Question, tokens: tuple[int, ...]) -> tuple[NDArray[np.float32], ...]:
     """Logits that each of ``tokens`` would be drawn from, by feeding them one at a time: no drafting, no branch."""
     target.truncate(0)
-    rows = [target.extend(PromptInput(prompt)).logits_row(0).copy()]
+    rows = [target.extend(PromptInput(question.ids)).logits_row(0).copy()]
     for token in tokens[:-1]:
         rows.append(target.extend(PromptInput((token,))).logits_row(0).copy())
-    return tuple(rows)
+    return question.masked(rows, tokens)

@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="first seed (0)")
     parser.add_argument("--prompts", metavar="FILE", help="instructions, one per line; default: the installed list")
+    parser.add_argument("--scene", dest="scene_file", metavar="YAML", help="the scene they are about; default: none")
+    parser.add_argument(
+        "--free-text", action="store_true", default=None, help="do not hold answers to the grammar of skills and scene"
+    )
     parser.add_argument("--out", metavar="DIR", help="write certificate.json and certificate.md here")
     parser.add_argument("--json", action="store_true", help="print the certificate as one JSON object")
 
@@ -53,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from ..certify.document import to_markdown, write
     from ..certify.planner import certify_planner, read_instructions, settings_for
 
-    config = config_from(options)
+    config = config_from(options, "scene_file", "free_text")
     settings = settings_for(config, options.tokens, options.temperature or (), options.seed)
     instructions = read_instructions(options.prompts)
     names = [options.drafter] if options.drafter else ["lookup", "draft-model"]
@@ -61,15 +65,17 @@ def run(options: argparse.Namespace) -> int:
         check_subject(config, name)
     progress = _Progress()
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints must not end up in the JSON
-        from ..factory import build_pipeline, model_directory
+        from ..factory import build_pipeline, make_request, model_directory, read_scene
 
         pipeline = build_pipeline(dataclasses.replace(config, drafter="none"), progress.say)
     try:
+        scene = read_scene(config, pipeline.skills)
+        requests = [make_request(config, instruction, scene) for instruction in instructions]
         subjects = make_subjects(config, pipeline, names)
         certificate, content = certify_planner(
             pipeline,
             subjects,
-            instructions,
+            requests,
             settings,
             model_directory(config.model),
             model_directory(config.draft_model) if config.draft_model and "draft-model" in names else None,

@@ -14,17 +14,20 @@ from .settings import add_model_arguments, config_from
 
 if TYPE_CHECKING:
     from ..config import PlannerConfig
+    from ..language.plan import Scene, SkillSet
     from ..pipeline.types import PlanProgress, PlanRequest, PlanResult
 
 HELP = "Plan one instruction and print its steps as they come."
 EXAMPLES = """\
 examples:
   spec-planner plan --instruction "put the cup in the sink"
-  spec-planner plan --instruction "bring me the book" --object book --place desk --drafter none
+  spec-planner plan --instruction "put the milk on the table" --scene config/scenes/household.yaml
+  spec-planner plan --instruction "bring Anna the book" --place desk --place Anna --object "book at desk" --drafter none
+  spec-planner plan --instruction "bring Anna the book" --done "go_to(desk)" --failed "pick(book)" --failure "it fell"
   spec-planner plan --instruction "tidy up" --temperature 0.8 --seed 7 --json
   spec-planner plan --instruction "tidy up" --model ./Qwen3-0.6B --precision bfloat16 --config config/planner.yaml
 """
-_REQUEST_SETTINGS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "objects", "places")
+_REQUEST_SETTINGS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "scene_file", "free_text", "max_steps", "stop_sequences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the tokens that hold this probability")
     parser.add_argument("--seed", type=int, metavar="S", help="fixes every random draw")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
-    parser.add_argument("--object", dest="objects", action="append", metavar="X", help="an object in the scene; repeat")
-    parser.add_argument("--place", dest="places", action="append", metavar="Y", help="a place in the scene; repeat")
+    parser.add_argument("--scene", dest="scene_file", metavar="YAML", help="places, objects, and what is where")
+    parser.add_argument(
+        "--object", dest="objects", action="append", metavar="X", help="an object, or 'X at PLACE', instead of --scene"
+    )
+    parser.add_argument("--place", dest="places", action="append", metavar="Y", help="a place, instead of --scene")
+    parser.add_argument("--done", action="append", metavar="STEP", help="a step already done, for a replan; repeat")
+    parser.add_argument("--failed", metavar="STEP", help="the step that failed")
+    parser.add_argument("--failure", metavar="TEXT", help="why it failed")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="longest plan, in steps")
+    parser.add_argument(
+        "--free-text",
+        action="store_true",
+        default=None,
+        help="do not hold the answer to the grammar of skills and scene; lines that are no steps are rejected",
+    )
+    parser.add_argument(
+        "--stop", dest="stop_sequences", action="append", metavar="TEXT", help="a text that ends the answer; repeat"
+    )
     parser.add_argument("--plain", action="store_true", help="decode without the drafter (it is loaded all the same)")
     parser.add_argument("--json", action="store_true", help="print one JSON object; all else goes to standard error")
 
@@ -56,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
         pipeline = build_pipeline(config, lambda line: print(line, file=sys.stderr))
     try:
         request = _request(options, config, pipeline.skills)
+        if request.thinking_tokens and not options.json:
+            print("thinking first; the plan follows", file=sys.stderr)
         result = pipeline.run(request, _ignore if options.json else _show_steps, lambda: False)
         if options.json:
             print(json.dumps(as_json(result, config, pipeline.info), ensure_ascii=False))
@@ -76,6 +97,7 @@ def as_json(result: PlanResult, config: PlannerConfig, info: Any) -> dict[str, A
         "detail": result.detail,
         "tokens": list(result.tokens),
         "text": result.plan.text,
+        "thinking": result.thinking,
         "steps": [
             {
                 "index": step.index,
@@ -106,19 +128,35 @@ def _check_instruction(instruction: str, config: PlannerConfig) -> None:
         )
 
 
-def _request(options: argparse.Namespace, config: PlannerConfig, skills: Any) -> PlanRequest:
-    from ..language.plan import Scene
-    from ..pipeline.types import PlanRequest
+def _request(options: argparse.Namespace, config: PlannerConfig, skills: SkillSet) -> PlanRequest:
+    from ..factory import make_request
+    from ..language.plan import History
+    from ..world.execution import read_step
 
-    return PlanRequest(
-        instruction=options.instruction,
-        scene=Scene(config.objects, config.places),
-        skills=tuple(skills),
-        sampling=config.sampling,
-        max_tokens=config.max_tokens,
+    for line in (*(options.done or ()), *([options.failed] if options.failed else ())):
+        read_step(line, skills)  # raises what is no step
+    return make_request(
+        config,
+        options.instruction,
+        _scene(options, config, skills),
+        history=History(tuple(options.done or ()), options.failed or "", options.failure or ""),
         deadline=time.monotonic() + config.deadline_s if config.deadline_s else None,
         plain=options.plain,
     )
+
+
+def _scene(options: argparse.Namespace, config: PlannerConfig, skills: SkillSet) -> Scene:
+    """From --object and --place, or from the file. ``book at desk`` is an object and where it is."""
+    from ..factory import read_scene
+    from ..language.scene import scene_from_mapping
+
+    if not options.objects and not options.places:
+        return read_scene(config, skills)
+    if config.scene_file:
+        raise ValueError("a scene file and --object or --place are given: give one or the other")
+    objects = [dict(zip(("name", "at"), text.split(" at ", 1), strict=False)) for text in options.objects or ()]
+    mapping = {"places": list(options.places or ()), "objects": objects}
+    return scene_from_mapping({key: value for key, value in mapping.items() if value}, "the command line", skills)
 
 
 def _ignore(progress: PlanProgress) -> None:

@@ -42,6 +42,7 @@ class RunMetrics:
     """One run, from prompt to stop. Counts are taken before the last step is cut to the stop."""
 
     prompt_tokens: int
+    reused_tokens: int  # of them, already in the context from the run before
     new_tokens: int  # emitted, after the cut
     verify_passes: int
     num_drafted: int
@@ -60,7 +61,9 @@ class RunMetrics:
     exact: bool
 
 
-def summarize(steps: Sequence[StepMetrics], prompt_tokens: int, new_tokens: int) -> RunMetrics:
+def summarize(
+    steps: Sequence[StepMetrics], prompt_tokens: int, new_tokens: int, reused_tokens: int = 0
+) -> RunMetrics:
     """Fold the steps of one run; ``steps[0]`` is the prefill step."""
     prefill_ms = steps[0].elapsed_ms if steps else 0.0
     cycles = [step for step in steps if step.num_nodes > 0]
@@ -70,6 +73,7 @@ def summarize(steps: Sequence[StepMetrics], prompt_tokens: int, new_tokens: int)
     deepest = max((s.num_accepted for s in cycles), default=0)
     return RunMetrics(
         prompt_tokens=prompt_tokens,
+        reused_tokens=reused_tokens,
         new_tokens=new_tokens,
         verify_passes=len(cycles),
         num_drafted=drafted,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Finish = Literal["eos", "max_tokens", "context_full", "deadline", "cancelled"]
+Finish = Literal["eos", "stop_sequence", "max_tokens", "context_full", "deadline", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Stopping:
         stop_ids: a token that ends the run; it is emitted as the last one.
         deadline: on ``clock``'s scale, in seconds; a pass that would not end before it is not begun.
         cancelled: asked before every pass.
+        scan: given the newly emitted tokens, once and in order; how many of them to keep if a stop sequence of text ends
+            within them, else None.
     """
 
     max_tokens: int
@@ -27,6 +29,7 @@ class Stopping:
     deadline: float | None = None
     cancelled: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
+    scan: Callable[[Sequence[int]], int | None] = lambda tokens: None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -45,7 +48,11 @@ class Stopping:
     def cut(self, tokens: Sequence[int], already_emitted: int) -> tuple[tuple[int, ...], Finish | None]:
         """The part of ``tokens`` to emit after ``already_emitted`` others, and the reason if the run ends with it."""
         room = self.max_tokens - already_emitted
-        for index, token in enumerate(tokens[:room]):
+        finish: Finish | None = "max_tokens" if len(tokens) >= room else None
+        kept = tuple(tokens[:room])
+        for index, token in enumerate(kept):
             if token in self.stop_ids:
-                return tuple(tokens[: index + 1]), "eos"
-        return tuple(tokens[:room]), "max_tokens" if len(tokens) >= room else None
+                kept, finish = kept[: index + 1], "eos"
+                break
+        found = self.scan(kept)
+        return (kept, finish) if found is None else (kept[:found], "stop_sequence")

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import cast
 
 from ..decoding.accept import Rule
-from ..decoding.contracts import Drafter, Incompatible, PromptInput, Target, TargetInfo, check_compatible
+from ..decoding.context import Context
+from ..decoding.contracts import Constraint, Drafter, Incompatible, PromptInput, Target, TargetInfo, check_compatible
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import DecodeStep, decode
 from ..decoding.metrics import StepMetrics, summarize
+from ..decoding.pass_cost import PassCost
 from ..decoding.sampling import SamplingParams
 from ..decoding.stopping import Finish, Stopping
-from ..language.plan import Plan, Scene, Skill
-from ..language.plan_parser import PlanParser
-from ..language.prompt import Prompt, build_prompt
-from ..language.tokenizer import IncrementalDecoder, Tokenizer
+from ..language.plan import Plan, SkillSet
+from ..language.plan_constraint import PlanConstraint
+from ..language.prompt import build_prompt
+from ..language.stop_text import StopText
+from ..language.thinking import ThinkingConstraint
+from ..language.tokenizer import Tokenizer
+from .answer import Answer
 from .types import Outcome, PlanProgress, PlanRequest, PlanResult
 
 _WARM_UP_TOKENS = 8
-_EMPTY_SCENE = Scene()
 
 
 class PlanPipeline:
     """A loaded target with its drafter, ready to plan. One caller at a time; ``cancelled`` may look at other threads.
 
+    A prompt's beginning that the run before had too (the skills, the scene) is not fed again.
+
     Attributes:
-        target, drafter: what is loaded; the pipeline closes them.
+        drafter: what is loaded beside the target; the pipeline closes both.
         rule: the acceptance rule of every run.
         skills: the robot's skills, for requests that name none.
     """
@@ -40,9 +47,13 @@ class PlanPipeline:
         tokenizer: Tokenizer,
         rule: Rule,
         budget: Callable[[], int],
-        skills: Sequence[Skill],
+        skills: SkillSet,
+        prompt_examples: bool = True,
     ) -> None:
         """``budget``: draft tokens for the next cycle, as in ``decode``. The pipeline owns target and drafter.
+
+        Args:
+            prompt_examples: show the target a few plans first; not for one that was fine-tuned to plan.
 
         Raises:
             Incompatible: target, drafter and tokenizer do not fit together.
@@ -53,31 +64,45 @@ class PlanPipeline:
                 f"the tokenizer has {tokenizer.vocabulary_size} tokens but target {target.info.name!r} knows only "
                 f"{target.info.vocabulary_size}: use the tokenizer that came with the model"
             )
-        self.rule, self.skills = rule, tuple(skills)
-        self.target, self.drafter, self._tokenizer, self._budget = target, drafter, tokenizer, budget
+        self.rule, self.skills, self.prompt_examples = rule, skills, prompt_examples
+        self.drafter, self._target, self._tokenizer, self._budget = drafter, target, tokenizer, budget
+        self._context, self._cost = Context(), PassCost()
+        self._ms_per_token: dict[bool, float] = {}  # plain or not → of the last run
         self._closed = False
 
     @property
+    def target(self) -> Target:
+        """The target, for somebody else's use: the next run trusts nothing it holds and starts cold."""
+        self._context.forget()
+        return self._target
+
+    @property
     def info(self) -> TargetInfo:
-        return self.target.info
+        return self._target.info
 
     @property
     def stop_ids(self) -> frozenset[int]:
         return self._tokenizer.stop_ids
 
-    def prompt_ids(
-        self, instruction: str, skills: Sequence[Skill] = (), scene: Scene = _EMPTY_SCENE
-    ) -> tuple[int, ...]:
-        """What the target reads for an instruction, the beginning of its answer included.
-
-        Raises:
-            PromptError: no prompt can be made of it.
-        """
-        return self._encode(build_prompt(instruction, skills or self.skills, scene))
-
     @property
     def drafter_name(self) -> str:
         return self.drafter.name if self.drafter else "none"
+
+    def prompt_ids(self, request: PlanRequest) -> tuple[int, ...]:
+        """What the target reads for a request, the beginning of its answer included.
+
+        Raises:
+            ValueError: no prompt can be made of it.
+        """
+        return self._prepare(request).ids
+
+    def constraint(self, request: PlanRequest) -> Constraint | None:
+        """What the answer to ``request`` is held to; None where it is free text.
+
+        Raises:
+            ValueError: no plan can be written with these skills in this scene.
+        """
+        return self._prepare(request).constraint
 
     def run(
         self,
@@ -100,45 +125,63 @@ class PlanPipeline:
         if self._closed:
             raise RuntimeError("this pipeline is closed: build a new one")
         started = time.perf_counter()
-        skills = request.skills or self.skills
-        prompt = build_prompt(request.instruction, skills, request.scene)
-        ids = self._encode(prompt)
-        stopping = Stopping(request.max_tokens, self.stop_ids, request.deadline, cancelled)
+        prepared = self._prepare(request)
+        answer = prepared.answer
+        limit = request.max_tokens + (request.thinking_tokens if prepared.thinking else 0)
+        stopping = Stopping(limit, self.stop_ids, request.deadline, cancelled, scan=prepared.stop.scan)
         drafter = None if request.plain else self.drafter
-        steps = decode(self.target, drafter, PromptInput(ids), request.sampling, stopping, self.rule, self._budget)
-
-        answer = _Answer(self._tokenizer, prompt, skills)
+        steps = decode(
+            self._target,
+            drafter,
+            PromptInput(prepared.ids),
+            request.sampling,
+            stopping,
+            self.rule,
+            self._budget,
+            constraint=prepared.constraint,
+            context=self._context,
+            cost=self._cost,
+        )
         metrics: list[StepMetrics] = []
         finish: Finish | None = None
         first_step_ms: float | None = None
-        with closing(cast("Generator[DecodeStep, None, None]", steps)):
-            for step in steps:
-                metrics.append(step.metrics)
-                finish = step.finish
-                progress = answer.take(step)
-                if progress.new_steps and first_step_ms is None:
-                    first_step_ms = (time.perf_counter() - started) * 1e3
-                on_progress(progress)
-        plan = answer.parser.plan(ended=finish == "eos")
-        outcome, detail = _outcome(finish, plan, request.max_tokens)
-        totals = summarize(metrics, len(ids), len(answer.tokens))
-        return PlanResult(plan, tuple(answer.tokens), outcome, detail, totals, first_step_ms)
+        expected_ms: float | None = None
+        try:
+            with closing(cast("Generator[DecodeStep, None, None]", steps)):
+                for step in steps:
+                    if not metrics:
+                        expected_ms = self._expected_ms(step.metrics, request)
+                    metrics.append(step.metrics)
+                    finish = step.finish
+                    progress = answer.take(step)
+                    if progress.new_steps and first_step_ms is None:
+                        first_step_ms = (time.perf_counter() - started) * 1e3
+                    on_progress(progress)
+        except BaseException:
+            self._context.forget()  # whatever broke may have left the target anywhere
+            raise
+        plan = answer.plan(ended=finish in ("eos", "stop_sequence"))
+        outcome, detail = _outcome(finish, plan, limit)
+        totals = summarize(metrics, len(prepared.ids), len(answer.tokens), self._context.reused)
+        if totals.time_per_output_token_ms:
+            self._ms_per_token[request.plain] = totals.time_per_output_token_ms
+        return PlanResult(
+            plan, tuple(answer.tokens), outcome, detail, totals, first_step_ms, answer.thinking, expected_ms
+        )
 
     def warm_up(self) -> None:
         """Run the passes a request will run once, so that the first request does not pay for lazy initialisation."""
-        ids = self.prompt_ids("Bring the cup.")
+        ids = self.prompt_ids(PlanRequest("Bring the cup.", SamplingParams(), _WARM_UP_TOKENS, free_text=True))
         settings = SamplingParams(), Stopping(_WARM_UP_TOKENS), self.rule, self._budget
         for drafter in (None, self.drafter):
-            for _ in decode(self.target, drafter, PromptInput(ids), *settings):
+            for _ in decode(self._target, drafter, PromptInput(ids), *settings, cost=self._cost):
                 pass
         if self.drafter:  # the drafter may have had no idea: run the widest pass whatever it said
-            room = self.info.context_length - self.target.committed_length
+            room = self.info.context_length - self._target.committed_length
             width = max(1, min(self._budget() + 1, self.info.max_nodes, room))
-            self.target.verify(DraftTree.chain(ids[-1:] * width))
-        self.target.truncate(0)
-
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode_chat(prompt.messages, prompt.answer_start))
+            self._target.verify(DraftTree.chain(ids[-1:] * width))
+        self._target.truncate(0)
+        self._context.forget()
 
     def close(self) -> None:
         """Free target and drafter; may be called again."""
@@ -146,25 +189,45 @@ class PlanPipeline:
             self._closed = True
             if self.drafter:
                 self.drafter.close()
-            self.target.close()
+            self._target.close()
+
+    def _prepare(self, request: PlanRequest) -> _Prepared:
+        """Everything a run needs, made and checked before anything is decoded."""
+        skills, tokenizer = request.skills or self.skills, self._tokenizer
+        think_end = tokenizer.think_end if request.thinking_tokens else None
+        prompt = build_prompt(request.instruction, skills, request.scene, request.history, self.prompt_examples)
+        start = "" if think_end is not None else prompt.answer_start
+        ids = tokenizer.encode_chat(prompt.messages, start, think_end is not None)
+        constraint: Constraint | None = None
+        size = self.info.vocabulary_size
+        if not request.free_text:
+            constraint = PlanConstraint(tokenizer, skills, request.scene, size, request.max_steps)
+        if think_end is not None:
+            lead = tokenizer.encode(f"\n\n{prompt.answer_start}")
+            constraint = ThinkingConstraint(
+                constraint, lead, think_end, request.thinking_tokens, tokenizer.stop_ids, size
+            )
+        stop = StopText(tokenizer, request.stop, tokenizer.encode(start))
+        answer = Answer(
+            tokenizer, start, skills, request.scene, stop, think_end, valid_by_construction=not request.free_text
+        )
+        return _Prepared(ids, constraint, stop, answer, think_end is not None)
+
+    def _expected_ms(self, prefill: StepMetrics, request: PlanRequest) -> float | None:
+        """Longest the run will take, by the pace of the last run of its kind: to the last token it may write."""
+        pace = self._ms_per_token.get(request.plain)
+        return None if pace is None else prefill.elapsed_ms + pace * (request.max_tokens - 1)
 
 
-class _Answer:
-    """What one run has said so far: tokens, text, steps."""
+@dataclass(frozen=True)
+class _Prepared:
+    """A request, ready to decode."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, skills: Sequence[Skill]) -> None:
-        self.tokens: list[int] = []
-        self.parser = PlanParser(skills)
-        self._decoder = IncrementalDecoder(tokenizer, tokenizer.encode(prompt.answer_start))
-        self.parser.feed(prompt.answer_start)
-
-    def take(self, step: DecodeStep) -> PlanProgress:
-        """Follow one decoding step; the last one also ends the last line."""
-        self.tokens += step.tokens
-        new_steps = self.parser.feed(self._decoder.push(step.tokens))
-        if step.finish:
-            new_steps += self.parser.feed(self._decoder.finish()) + self.parser.finish()
-        return PlanProgress(new_steps, self.parser.text, step.metrics)
+    ids: tuple[int, ...]
+    constraint: Constraint | None
+    stop: StopText
+    answer: Answer
+    thinking: bool
 
 
 def _outcome(finish: Finish | None, plan: Plan, max_tokens: int) -> tuple[Outcome, str]:
@@ -178,6 +241,8 @@ def _outcome(finish: Finish | None, plan: Plan, max_tokens: int) -> tuple[Outcom
         return "succeeded", ""
     if finish == "eos":
         why = "the model ended its answer"
+    elif finish == "stop_sequence":
+        why = "the answer reached a stop sequence"
     elif finish == "max_tokens":
         why = f"the answer reached max_tokens ({max_tokens})"
     else:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..decoding.metrics import RunMetrics, StepMetrics
 from ..decoding.sampling import SamplingParams
-from ..language.plan import Plan, PlanStep, Scene, Skill
+from ..language.plan import History, Plan, PlanStep, Scene, SkillSet
 
 Outcome = Literal["succeeded", "deadline", "cancelled", "unparsable"]
 
@@ -17,12 +17,17 @@ class PlanRequest:
     """One instruction to plan for."""
 
     instruction: str
-    scene: Scene
-    skills: tuple[Skill, ...]
     sampling: SamplingParams
     max_tokens: int
+    scene: Scene = Scene()
+    skills: SkillSet | None = None  # None: the robot's own
+    history: History = History()  # of a replan
     deadline: float | None = None  # on time.monotonic()'s scale, seconds
     plain: bool = False  # decode without the drafter: the reference, and how an incident is replayed
+    free_text: bool = False  # let the model write what it will; lines that are no steps are rejected afterwards
+    max_steps: int = 24  # longest plan, where not free text
+    stop: tuple[str, ...] = ()  # texts that end the answer
+    thinking_tokens: int = 0  # how long a reasoning model may think first, over and above max_tokens; 0: not at all
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class PlanProgress:
     new_steps: tuple[PlanStep, ...]  # completed by this step
     text: str  # the answer so far
     metrics: StepMetrics
+    thinking: str = ""  # the thought so far
 
 
 @dataclass(frozen=True)
@@ -44,3 +50,5 @@ class PlanResult:
     detail: str  # one sentence when the outcome is not "succeeded"; empty otherwise
     metrics: RunMetrics
     time_to_first_step_ms: float | None  # None when no step was completed
+    thinking: str = ""
+    expected_ms: float | None = None  # what the run was expected to take when it began; None without experience

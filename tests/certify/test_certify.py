@@ -13,6 +13,7 @@ from drafters.lookup import LookupDrafter
 from spec_planner.certify.certificate import Settings, Subject, certify
 from spec_planner.certify.document import to_json, to_markdown, write
 from spec_planner.certify.law_test import LawTest, detectable_shift
+from spec_planner.certify.recording import Question
 from spec_planner.decoding.accept import Acceptance
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
@@ -23,7 +24,7 @@ from tests.decoding.toys import logits_of
 from tests.models import make_tiny_model
 
 VOCABULARY = 30
-PROMPTS = [tuple(range(1, 6)), (4, 4, 2, 4, 4, 2, 4), (9, 8, 7, 9, 8, 7, 9)]
+PROMPTS = [Question(ids) for ids in ((1, 2, 3, 4, 5), (4, 4, 2, 4, 4, 2, 4), (9, 8, 7, 9, 8, 7, 9))]
 SETTINGS = Settings(tokens=800, tokens_per_run=24)
 MATCHING = RULES["drafter-invariant"]
 

@@ -14,12 +14,13 @@ from spec_planner.certify.certificate import Settings, certify
 from spec_planner.certify.comparison import Divergence
 from spec_planner.certify.document import to_json, to_markdown
 from spec_planner.certify.planner import read_instructions, settings_for, subject_for
+from spec_planner.certify.recording import Question
 from spec_planner.config import ConfigError, PlannerConfig
 from spec_planner.decoding.exact_rules import RULES
 from tests.fakes import ScriptedTarget
 
 MATCHING = RULES["drafter-invariant"]
-PROMPTS = [(1, 2, 3, 1, 2)]
+PROMPTS = [Question((1, 2, 3, 1, 2))]
 SUBJECT = subject_for(PlannerConfig(num_draft_tokens=3), LookupDrafter(), MATCHING)
 
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from drafters.draft_model import ModelDrafter
 from spec_planner.certify.certificate import Settings, Subject, certify
+from spec_planner.certify.recording import Question
 from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
@@ -163,7 +164,8 @@ def test_certify_passes_to_the_bit_at_one_width(precision, threads, model):
     matching = RULES["drafter-invariant"]
     subject = Subject("draft model", ModelDrafter(target.first_layers(1, 256)), matching, 7)
     settings = Settings(tokens=400, tokens_per_run=40, bitwise=True)
-    certificate = certify(target, [subject], [tuple(range(1, 40)), (4, 4, 2, 4, 4, 2, 4)], frozenset(), settings)
+    questions = [Question(tuple(range(1, 40))), Question((4, 4, 2, 4, 4, 2, 4))]
+    certificate = certify(target, [subject], questions, frozenset(), settings)
     assert certificate.passed, certificate.problems
     assert all(cell.rows_equal_in_bits == cell.tokens > 0 for cell in certificate.cells)
     assert any(cell.acceptance_length > 1 for cell in certificate.cells)

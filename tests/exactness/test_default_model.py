@@ -7,9 +7,12 @@ import pytest
 from drafters.draft_model import ModelDrafter
 from drafters.lookup import LookupDrafter
 from spec_planner.certify.certificate import Settings, Subject, certify
+from spec_planner.certify.planner import question_for
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.exact_rules import RULES
+from spec_planner.decoding.sampling import SamplingParams
 from spec_planner.factory import build_pipeline
+from spec_planner.pipeline.types import PlanRequest
 
 INSTRUCTIONS = ("Put the cup in the sink.", "Bring the red box to the shelf and close the door.")
 
@@ -32,7 +35,8 @@ def test_speculative_tokens_are_plain_tokens(pipeline):
     if exactness == "tokens":
         subjects.append(Subject("lookup, tree", LookupDrafter(branches=3), matching, 7))
         subjects.append(Subject("draft model, tree", ModelDrafter(net, siblings=2), matching, 4))
-    prompts = [made.prompt_ids(instruction) for instruction in INSTRUCTIONS]
+    requests = [PlanRequest(instruction, SamplingParams(), 64) for instruction in INSTRUCTIONS]
+    prompts = [question_for(made, request) for request in requests]
     settings = Settings(tokens=30 * len(subjects), tokens_per_run=20, bitwise=exactness == "bitwise", seed=7)
     certificate = certify(made.target, subjects, prompts, made.stop_ids, settings)
     assert certificate.passed, certificate.problems

@@ -32,7 +32,9 @@ def name_problem(name: str) -> str:
     """Why ``name`` cannot name a thing, as the end of a sentence that starts with it; "" if it can."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         return f"cannot be a name: use 1 to {MAX_NAME_CHARACTERS} characters"
-    if not name.isprintable():
+    # Cn: in no version of Unicode that this Python knows, such as an emoji of next year. The plan parser lets it pass.
+    categories = {unicodedata.category(character) for character in name if not character.isprintable()}
+    if categories - {"Cn"}:
         return "cannot be a name: it has a line break, a tab or another invisible character"
     if found := [character for character in name if character in _SYNTAX]:
         return f"cannot be a name: plans are written with {found[0]}, so leave it out"
@@ -40,7 +42,7 @@ def name_problem(name: str) -> str:
         return "cannot be a name: remove blanks at its ends and double blanks"
     if name[0] in _QUOTES:
         return "cannot be a name: remove the quote it starts with"
-    if not any(character.isalnum() or unicodedata.category(character) == "So" for character in name):
+    if not any(character.isalnum() or unicodedata.category(character) in ("So", "Cn") for character in name):
         return "cannot be a name: it has no letter or digit"
     if not unicodedata.is_normalized("NFC", name):
         return "cannot be a name: it is not in Unicode's composed form (NFC)"

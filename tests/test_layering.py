@@ -19,7 +19,17 @@ _ROS |= {"unique_identifier_msgs", "spec_planner_msgs"}
 # layer → what it may import besides itself and the standard library; a prefix allows everything below it
 ALLOWED = {
     "spec_planner/decoding": {"numpy"},
-    "spec_planner/language": {"numpy", "spec_planner.resources", "yaml", "transformers", "tokenizers", "jinja2"},
+    "spec_planner/language": {
+        *{"numpy", "spec_planner.resources", "yaml", "transformers", "tokenizers", "jinja2", "llguidance"}
+    },
+    "spec_planner/world": {"spec_planner.language"},
+    "spec_planner/tasks": {
+        *{"spec_planner.language", "spec_planner.world", "spec_planner.resources", "yaml", "unified_planning"}
+    },
+    "spec_planner/finetune": {
+        *{"numpy", "torch", "transformers", "peft", "safetensors", "spec_planner.__version__", "spec_planner.config"},
+        *{"spec_planner.language", "spec_planner.tasks", "spec_planner.engines", "spec_planner.resources"},
+    },
     "spec_planner/engines": {"numpy", *_TORCH, *_ONNX, *_CONTRACTS},
     "drafters": {"numpy", *_CONTRACTS},
     "engine_trt": {"numpy", *_CONTRACTS},
@@ -30,15 +40,17 @@ ALLOWED = {
     },
     "spec_planner/cli": {
         *{"numpy", "yaml", "spec_planner.__version__", "spec_planner.config", "spec_planner.resources"},
-        *{"spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify", "spec_planner.language.plan"},
+        *{"spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify", "spec_planner.language"},
+        *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune"},
         # doctor looks at what would be loaded, without loading it
         *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant")},
         "torch",
     },
-    "spec_planner/demo": {*_ROS},
+    "spec_planner/demo": {*{f"spec_planner.language.{name}" for name in ("plan", "scene", "skills")}, *_ROS},
     "spec_planner/nodes": {
         *{"numpy", "spec_planner.config", "spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify"},
-        *{"spec_planner.language.plan", "spec_planner.language.skills", "spec_planner.decoding.metrics"},  # plain data
+        *{f"spec_planner.language.{name}" for name in ("plan", "skills", "scene", "plan_parser")},  # plain data
+        "spec_planner.decoding.metrics",
         *_ROS,
     },
     "spec_planner/config.py": {"spec_planner.decoding.sampling"},

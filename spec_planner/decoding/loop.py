@@ -132,7 +132,7 @@ class _Run:
         yield self._emit(tokens, None, finish)
         while finish is None:
             self.index += 1
-            finish = self.stopping.interrupted(self.cost.of(1)) or ("context_full" if self._room() < 1 else None)
+            finish = self._interrupted(1) or ("context_full" if self._room() < 1 else None)
             step = self._emit((), None, finish) if finish else self._cycle()
             finish = step.finish
             yield step
@@ -146,12 +146,19 @@ class _Run:
         output: TargetOutput | None = None
         for start in range(kept, len(prompt.ids), size):
             chunk = prompt.ids[start : start + size]
-            if interrupt := self.stopping.interrupted(self.cost.of(len(chunk))):
+            if interrupt := self._interrupted(len(chunk)):
                 return None, interrupt
             lap = _Stopwatch(self.clock)
             output = self.context.feed(chunk, prompt.pixels, self.target, self.drafter)
             self.cost.observe(len(chunk), lap() / 1e3)
         return output, None
+
+    def _interrupted(self, rows: int) -> Finish | None:
+        """Why no pass over ``rows`` may start, if so."""
+        finish = self.stopping.interrupted(self.cost.of(rows))
+        if finish == "deadline" and self.stopping.time_left() > 0:
+            self.cost.doubt()
+        return finish
 
     def _cycle(self) -> DecodeStep:
         lap = _Stopwatch(self.clock)

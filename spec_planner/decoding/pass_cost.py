@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-_SHARE = 0.2  # weight of the newest pass in the running mean
+from collections import deque
+
+_REMEMBERED = 5
 
 
 class PassCost:
-    """Seconds of a pass by its number of rows: a running mean per number seen, and a guess in between.
+    """Seconds of a pass by its number of rows: the least of the last few, and a guess for numbers never seen.
 
-    One object serves all runs on a target, so that a run knows its costs from the first pass on.
+    The least, because a cost believed too high would end goals that had time. One object serves all runs on a target,
+    so that a run knows its costs from the first pass on.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, deque[float]] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
-        before = self._seconds.get(rows, seconds)
-        self._seconds[rows] = before + _SHARE * (seconds - before)
+        self._seconds.setdefault(rows, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def of(self, rows: int) -> float:
         """Expected seconds of a pass over ``rows``; 0 while nothing is known.
@@ -26,7 +28,14 @@ class PassCost:
         if not self._seconds:
             return 0.0
         wider = [known for known in self._seconds if known >= rows]
-        if wider:
-            return self._seconds[min(wider)]
-        widest = max(self._seconds)
-        return self._seconds[widest] * rows / widest
+        nearest = min(wider) if wider else max(self._seconds)
+        return min(self._seconds[nearest]) * (1.0 if wider else rows / nearest)
+
+    def doubt(self) -> None:
+        """Believe half of it: a pass was not begun because of its cost, and what is not run is not measured.
+
+        Without this, one slow pass (a swapped-out page, a debugger) would end every later goal before it began.
+        """
+        for seconds in self._seconds.values():
+            for index, value in enumerate(seconds):
+                seconds[index] = value / 2

@@ -140,13 +140,14 @@ class Scene:
     def values_for(self, parameter: Parameter, skills: SkillSet) -> tuple[str, ...] | None:
         """Names that ``parameter`` (of a thing) may take; None where the scene lists nothing of that sort at all.
 
-        Of that sort: an object where it wants some kind of object, a place where it wants some kind of place.
+        Of that sort: an object where it wants some kind of object, a place where it wants some kind of place. A thing
+        that is only known to be an object, or a place, may be any kind of it.
         """
         sort = PLACE if skills.is_a(parameter.kind, PLACE) else OBJECT
         listed = [thing for thing in self.things if skills.is_a(thing.kind, PLACE) == (sort == PLACE)]
         if not listed:
             return None
-        return tuple(thing.name for thing in listed if skills.is_a(thing.kind, parameter.kind))
+        return tuple(thing.name for thing in listed if thing.kind == sort or skills.is_a(thing.kind, parameter.kind))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from ..decoding.accept import Rule
@@ -67,7 +67,7 @@ class PlanPipeline:
         self.rule, self.skills, self.prompt_examples = rule, skills, prompt_examples
         self.drafter, self._target, self._tokenizer, self._budget = drafter, target, tokenizer, budget
         self._context, self._cost = Context(), PassCost()
-        self._ms_per_token: dict[bool, float] = {}  # plain or not → of the last run
+        self._past: dict[bool, tuple[float, float]] = {}  # plain or not → ms per token and tokens of the runs before
         self._closed = False
 
     @property
@@ -156,15 +156,19 @@ class PlanPipeline:
                     progress = answer.take(step)
                     if progress.new_steps and first_step_ms is None:
                         first_step_ms = (time.perf_counter() - started) * 1e3
-                    on_progress(progress)
+                    on_progress(replace(progress, expected_ms=expected_ms))
         except BaseException:
             self._context.forget()  # whatever broke may have left the target anywhere
             raise
         plan = answer.plan(ended=finish in ("eos", "stop_sequence"))
         outcome, detail = _outcome(finish, plan, limit)
         totals = summarize(metrics, len(prepared.ids), len(answer.tokens), self._context.reused)
-        if totals.time_per_output_token_ms:
-            self._ms_per_token[request.plain] = totals.time_per_output_token_ms
+        if finish in ("eos", "stop_sequence", "max_tokens") and totals.time_per_output_token_ms:
+            pace, length = self._past.get(request.plain, (totals.time_per_output_token_ms, totals.new_tokens))
+            self._past[request.plain] = (
+                (pace + totals.time_per_output_token_ms) / 2,
+                (length + totals.new_tokens) / 2,
+            )
         return PlanResult(
             plan, tuple(answer.tokens), outcome, detail, totals, first_step_ms, answer.thinking, expected_ms
         )
@@ -214,9 +218,11 @@ class PlanPipeline:
         return _Prepared(ids, constraint, stop, answer, think_end is not None)
 
     def _expected_ms(self, prefill: StepMetrics, request: PlanRequest) -> float | None:
-        """Longest the run will take, by the pace of the last run of its kind: to the last token it may write."""
-        pace = self._ms_per_token.get(request.plain)
-        return None if pace is None else prefill.elapsed_ms + pace * (request.max_tokens - 1)
+        """How long the run will take after this prefill if it is like the runs of its kind before it."""
+        if request.plain not in self._past:
+            return None
+        pace, length = self._past[request.plain]
+        return prefill.elapsed_ms + pace * (min(length, request.max_tokens) - 1)
 
 
 @dataclass(frozen=True)

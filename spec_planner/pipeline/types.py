@@ -38,6 +38,7 @@ class PlanProgress:
     text: str  # the answer so far
     metrics: StepMetrics
     thinking: str = ""  # the thought so far
+    expected_ms: float | None = None  # what the whole run may take, by the pace of the runs before; None at first
 
 
 @dataclass(frozen=True)
@@ -51,4 +52,4 @@ class PlanResult:
     metrics: RunMetrics
     time_to_first_step_ms: float | None  # None when no step was completed
     thinking: str = ""
-    expected_ms: float | None = None  # what the run was expected to take when it began; None without experience
+    expected_ms: float | None = None  # as in PlanProgress

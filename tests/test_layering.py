@@ -24,13 +24,20 @@ ALLOWED = {
     },
     "spec_planner/world": {"spec_planner.language"},
     "spec_planner/tasks": {
-        *{"spec_planner.language", "spec_planner.world", "spec_planner.resources", "yaml", "unified_planning"}
+        *{
+            "spec_planner.language",
+            "spec_planner.world",
+            "spec_planner.resources",
+            "yaml",
+            "unified_planning",
+            "up_pyperplan",
+        }
     },
     "spec_planner/finetune": {
         *{"numpy", "torch", "transformers", "peft", "safetensors", "spec_planner.__version__", "spec_planner.config"},
         *{"spec_planner.language", "spec_planner.tasks", "spec_planner.engines", "spec_planner.resources"},
     },
-    "spec_planner/engines": {"numpy", *_TORCH, *_ONNX, *_CONTRACTS},
+    "spec_planner/engines": {"numpy", "spec_planner.resources", *_TORCH, *_ONNX, *_CONTRACTS},
     "drafters": {"numpy", *_CONTRACTS},
     "engine_trt": {"numpy", *_CONTRACTS},
     "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language"},
@@ -43,7 +50,7 @@ ALLOWED = {
         *{"spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify", "spec_planner.language"},
         *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune"},
         # doctor looks at what would be loaded, without loading it
-        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant")},
+        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant", "threads")},
         "torch",
     },
     "spec_planner/demo": {*{f"spec_planner.language.{name}" for name in ("plan", "scene", "skills")}, *_ROS},

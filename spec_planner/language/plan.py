@@ -140,14 +140,15 @@ class Scene:
     def values_for(self, parameter: Parameter, skills: SkillSet) -> tuple[str, ...] | None:
         """Names that ``parameter`` (of a thing) may take; None where the scene lists nothing of that sort at all.
 
-        Of that sort: an object where it wants some kind of object, a place where it wants some kind of place. A thing
-        that is only known to be an object, or a place, may be any kind of it.
+        Of that sort: an object where it wants some kind of object, a place where it wants some kind of place. Where the
+        scene tells no kinds of that sort, every one of them may be of any kind.
         """
         sort = PLACE if skills.is_a(parameter.kind, PLACE) else OBJECT
         listed = [thing for thing in self.things if skills.is_a(thing.kind, PLACE) == (sort == PLACE)]
         if not listed:
             return None
-        return tuple(thing.name for thing in listed if thing.kind == sort or skills.is_a(thing.kind, parameter.kind))
+        kinds_told = any(thing.kind != sort for thing in listed)
+        return tuple(thing.name for thing in listed if not kinds_told or skills.is_a(thing.kind, parameter.kind))
 
 
 @dataclass(frozen=True)

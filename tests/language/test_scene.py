@@ -214,3 +214,10 @@ def test_there_and_back(mapping: dict[str, Any]) -> None:
     assert scene_from_mapping(short, "the scene", SKILLS) == scene
     # JSON is YAML: the same text as a file gives the same scene.
     assert read_scene(json.dumps(short), "s.yaml", SKILLS) == scene
+
+
+def test_where_no_kinds_are_told_anything_may_be_meant() -> None:
+    """A robot that lists names only must still be able to open its fridge."""
+    places = scene_from_mapping({"places": ["fridge", "hall"]}, "the goal's scene", SKILLS)
+    assert places.values_for(Parameter("container", "container"), SKILLS) == ("fridge", "hall")
+    assert places.values_for(Parameter("object"), SKILLS) is None

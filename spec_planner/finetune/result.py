@@ -1,0 +1,77 @@
+"""What a run leaves: the adapter in PEFT's format, in float16, and a card that says how it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ..engines.adapter import CONFIG, WEIGHTS
+from .adapted_model import AdaptedModel
+from .corpus import Corpus
+
+CARD = "README.md"
+
+
+def round_adapter(model: AdaptedModel) -> None:
+    """Give the adapter the values it is stored with, so that what is measured is what is kept."""
+    for parameter in model.parameters.values():
+        parameter.data.copy_(parameter.data.half().float())
+
+
+def write_adapter(model: AdaptedModel, base_name: str, out: Path) -> None:
+    """``adapter_config.json`` and ``adapter_model.safetensors``, each complete or not there."""
+    with tempfile.TemporaryDirectory(dir=out, prefix=".adapter-") as folder:
+        scratch = Path(folder)
+        tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in model.adapter_state().items()}
+        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
+            raise ArithmeticError("the adapter has values beyond float16: train again with a lower --learning-rate")
+        save_file(tensors, scratch / WEIGHTS, metadata={"format": "pt"})
+        model.adapter_config(base_name).save_pretrained(str(scratch))
+        config = json.loads((scratch / CONFIG).read_text(encoding="utf-8"))
+        config["target_modules"] = sorted(config["target_modules"])  # a set has another order every time
+        (scratch / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        for name in (WEIGHTS, CONFIG):
+            os.replace(scratch / name, out / name)
+
+
+def write_card(out: Path, summary: dict[str, Any], corpus: Corpus, command: list[str]) -> None:
+    """A model card from ``summary`` (see ``run.finetune``)."""
+    counts = Counter((task.domain, task.split) for task in corpus.tasks)
+    domains, splits = sorted({domain for domain, _ in counts}), sorted({split for _, split in counts})
+    recipe = {**summary["recipe"], **summary["schedule"]}
+    lines = [
+        f"# LoRA adapter for {summary['target']}: plans in the format of spec_planner",
+        "",
+        f"Trained for {summary['minutes']:.1f} minutes on {summary['device']} in {summary['dtype']} "
+        f"({summary['tokens']:,} tokens in {summary['steps']} steps, {summary['tokens_per_second']:.0f} tokens per "
+        f"second, shared prefixes counted once), from this command:",
+        "",
+        f"    {shlex.join(command)}",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {before} | {after} |" for name, (before, after) in summary["numbers"].items()]
+    lines += [
+        "",
+        "Validation: tasks of split `validation`, none of them learned from; loss in nats per answer token; a plan is "
+        "exact if greedy decoding repeats the expert's token by token. Perplexity: a fixed English prose text of "
+        "`spec_planner/finetune/general_text.py`.",
+        "",
+        "## Data",
+        f"Tasks `{corpus.fingerprint}` (hash of task and skill files), by domain and split:",
+        "",
+        f"| | {' | '.join(splits)} |",
+        f"|---|{'---|' * len(splits)}",
+    ]
+    lines += [f"| {domain} | {' | '.join(str(counts[domain, split]) for split in splits)} |" for domain in domains]
+    lines += ["", "## Recipe", *(f"- {name}: {value}" for name, value in recipe.items() if value is not None), ""]
+    (out / CARD).write_text("\n".join(lines), encoding="utf-8")

@@ -1,0 +1,191 @@
+"""One fine-tuning run from its settings: read, check, train or continue, write adapter and card."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..language.tokenizer import Tokenizer
+from .adapted_model import AdaptedModel, choose_device, choose_dtype
+from .corpus import TRAIN, VALIDATION, Encoder, read_corpus
+from .distributed import Group
+from .general import general_examples, perplexity
+from .result import round_adapter, write_adapter, write_card
+from .run_state import FILE, Progress, RunError
+from .stream import Mix, PackStream, validation_packs
+from .trainer import Evaluation, Saving, Schedule, Trainer
+
+Report = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chooses; the verb's help says what each means."""
+
+    target: Path
+    tasks: Path
+    out: Path
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+    rank: int = 16
+    learning_rate: float = 1e-3
+    batch_tokens: int = 4096
+    pack_tokens: int = 2048
+    vary_share: float = 0.25
+    general_share: float = 0.05
+    evaluate_every: int = 50
+    validation_tasks: int = 64
+    final_tasks: int = 256
+    save_seconds: float = 120.0
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+
+    def check(self) -> None:
+        """Raises ``RunError`` for a value no run can have."""
+        for name in ("steps", "epochs", "minutes", "rank", "learning_rate", "batch_tokens", "pack_tokens"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise RunError(f"--{name.replace('_', '-')} must be greater than 0, got {value}")
+        for name in ("vary_share", "general_share"):
+            if not 0 <= getattr(self, name) <= (1 if name == "vary_share" else 0.5):
+                raise RunError(f"--{name.replace('_', '-')} is out of range: {getattr(self, name)}")
+        if self.steps is not None and self.epochs is not None:
+            raise RunError("--steps and --epochs say the same thing: give one of them")
+
+
+def finetune(
+    settings: Settings,
+    resume: bool,
+    report: Report,
+    stop: Callable[[], bool],
+    command: Sequence[str],
+) -> dict[str, Any] | None:
+    """Train, write everything to ``settings.out`` and return a summary; None if stopped early.
+
+    Args:
+        report: share done (0 before training) and a line.
+        command: as typed, for the card.
+
+    Raises:
+        ValueError: settings, tasks or target cannot be used; one sentence.
+    """
+    settings.check()
+    out = settings.out
+    if not resume and (out / FILE).exists():
+        raise RunError(f"{out} already holds a run: add --resume to continue it, or name another directory")
+    with Group() as group:
+        device = choose_device(settings.device)
+        dtype = {"auto": choose_dtype(device), "float32": torch.float32, "bfloat16": torch.bfloat16}[settings.precision]
+        say: Report = report if group.leads else lambda share, line: None
+        corpus = read_corpus(settings.tasks)
+        encoder = Encoder(Tokenizer(settings.target))
+        out.mkdir(parents=True, exist_ok=True)
+        say(0.0, f"loading {settings.target.name} ({str(dtype).removeprefix('torch.')} on {device})")
+        alpha = 2 * settings.rank
+        model = AdaptedModel(settings.target, settings.rank, alpha, settings.seed, device, dtype)
+        before = perplexity(model, encoder)
+        general = []
+        if settings.general_share:
+            if group.leads:
+                say(0.0, "sampling everyday answers of the base model (once per run)")
+                general_examples(model, encoder, out, settings.seed)
+            group.wait()
+            general = general_examples(model, encoder, out, settings.seed)
+        say(0.0, f"reading {len(corpus.tasks)} tasks of {', '.join(corpus.skills)}")
+        mix = Mix(settings.pack_tokens, settings.vary_share, settings.general_share)
+        stream = PackStream(corpus.of(TRAIN), corpus.skills, encoder, general, mix, settings.seed)
+        held_out = [encoder.encode(task, corpus.skills[task.domain]) for task in corpus.of(VALIDATION)]
+        validation = validation_packs(held_out, settings.pack_tokens, settings.validation_tasks)
+        schedule = _schedule(settings, stream.packs_in_epoch(0), group.size)
+        recipe = {
+            "target": settings.target.name,
+            "tasks": corpus.fingerprint,
+            "rank": settings.rank,
+            "alpha": alpha,
+            "learning_rate": settings.learning_rate,
+            "packs_per_step": schedule.packs_per_step,
+            "pack_tokens": settings.pack_tokens,
+            "vary_share": settings.vary_share,
+            "general_share": settings.general_share,
+            "seed": settings.seed,
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+        trainer = Trainer(
+            model,
+            stream,
+            validation,
+            schedule,
+            Saving(out, recipe, settings.save_seconds),
+            group,
+            evaluate_every=settings.evaluate_every,
+            report=say,
+            stop=stop,
+        )
+        if resume:
+            trainer.resume()
+            say(schedule.done(trainer.progress), f"continuing after step {trainer.progress.step}")
+        if not trainer.run():
+            return None
+        say(1.0, "evaluating the adapter as it is stored, in float16")
+        round_adapter(model)
+        final = trainer.evaluate(validation_packs(held_out, settings.pack_tokens, settings.final_tasks))
+        after = perplexity(model, encoder)
+        summary = _summary(settings, trainer.progress, recipe, schedule, device, group)
+        summary["numbers"] = _numbers(trainer.progress, final, before, after)
+        if group.leads:
+            write_adapter(model, settings.target.name, out)
+            write_card(out, summary, corpus, list(command))
+        return summary
+
+
+def _summary(
+    settings: Settings,
+    progress: Progress,
+    recipe: dict[str, Any],
+    schedule: Schedule,
+    device: torch.device,
+    group: Group,
+) -> dict[str, Any]:
+    where = f"{torch.get_num_threads()} threads ({platform.machine()})"
+    if device.type == "cuda":
+        where = f"{group.size} x {torch.cuda.get_device_name(device)}"
+    return {
+        "target": settings.target.name,
+        "out": str(settings.out),
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "minutes": progress.seconds / 60,
+        "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
+        "device": where,
+        "dtype": recipe["dtype"],
+        "recipe": recipe,
+        "schedule": {"steps": schedule.steps, "minutes": schedule.minutes, "warmup": schedule.warmup},
+        "evaluations": progress.evaluations,
+    }
+
+
+def _numbers(progress: Progress, final: Evaluation, before: float, after: float) -> dict[str, tuple[str, str]]:
+    """Title → before and after."""
+    numbers = {"perplexity of general prose": (f"{before:.2f}", f"{after:.2f}")}
+    if progress.evaluations:
+        first = progress.evaluations[0]
+        numbers["validation loss"] = (f"{first['validation_loss']:.4f}", f"{final.loss:.4f}")
+        numbers["validation plans exact"] = (f"{first['exact']:.1%}", f"{final.exact:.1%}")
+    return numbers
+
+
+def _schedule(settings: Settings, packs_in_epoch: int, processes: int) -> Schedule:
+    per_step = max(1, round(settings.batch_tokens / settings.pack_tokens))
+    per_step = -(-per_step // processes) * processes  # every process has work in every step
+    steps = settings.steps
+    if steps is None and (settings.epochs is not None or settings.minutes is None):
+        steps = max(1, math.ceil((settings.epochs or 2) * packs_in_epoch / per_step))
+    return Schedule(settings.learning_rate, per_step, steps, settings.minutes)

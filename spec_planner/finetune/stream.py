@@ -1,0 +1,129 @@
+"""The order in which packs are learned from: a pure function of the seed, so that a resumed run continues in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..language.plan import SkillSet
+from .corpus import Encoder, Task, vary_skills
+from .packing import SHORTEST_SHARED, Example, Pack, fill, make_pack, shared_length
+
+FAMILY = 4  # at most so many tasks of one scene stand in one pack: more save little and make a step one-sided
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What packs hold.
+
+    Attributes:
+        pack_tokens: rows per pass, about.
+        vary_share: packs in which the skill list is shuffled, some of them also shortened.
+        general_share: packs of general text instead of tasks.
+    """
+
+    pack_tokens: int
+    vary_share: float = 0.25
+    general_share: float = 0.05
+
+
+@dataclass(frozen=True)
+class _Plan:
+    tasks: tuple[int, ...]  # indices of tasks; empty: general text
+    seed: str
+
+
+class PackStream:
+    """Packs of the training split, epoch after epoch."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        skills: Mapping[str, SkillSet],
+        encoder: Encoder,
+        general: Sequence[Example],
+        mix: Mix,
+        seed: int,
+    ) -> None:
+        self._tasks, self._skills, self._encoder, self._mix, self._seed = tasks, skills, encoder, mix, seed
+        self._general = general
+        self.examples = [encoder.encode(task, skills[task.domain]) for task in tasks]
+        self._families = _families(self.examples, [task.domain for task in tasks])
+        self._epoch, self._plans = -1, list[_Plan]()
+
+    def packs_in_epoch(self, epoch: int) -> int:
+        return len(self._plan(epoch))
+
+    def at(self, epoch: int, index: int) -> Pack:
+        """Pack ``index`` of ``epoch``; reproducible, in any order."""
+        plan = self._plan(epoch)[index]
+        rng = random.Random(plan.seed)
+        if not plan.tasks:
+            return self._general_pack(rng)
+        tasks = [self._tasks[i] for i in plan.tasks]
+        if rng.random() >= self._mix.vary_share:
+            return make_pack([self.examples[i] for i in plan.tasks])
+        varied = {}
+        for domain in sorted({task.domain for task in tasks}):
+            needed = set().union(*(task.skill_names for task in tasks if task.domain == domain))
+            varied[domain] = vary_skills(self._skills[domain], needed, rng)
+        return make_pack([self._encoder.encode(task, varied[task.domain]) for task in tasks])
+
+    def _plan(self, epoch: int) -> list[_Plan]:
+        if epoch != self._epoch:
+            self._epoch, self._plans = epoch, self._make_plan(epoch)
+        return self._plans
+
+    def _make_plan(self, epoch: int) -> list[_Plan]:
+        rng = random.Random(f"{self._seed}/{epoch}")
+        packs: list[tuple[int, ...]] = []
+        for families in self._families.values():
+            chunks = []
+            for family in families:
+                members = rng.sample(family, len(family))
+                chunks += [members[i : i + FAMILY] for i in range(0, len(members), FAMILY)]
+            rng.shuffle(chunks)
+            packs += [tuple(pack) for pack in fill(self.examples, chunks, self._mix.pack_tokens)]
+        rng.shuffle(packs)
+        if self._general and self._mix.general_share > 0:
+            every = max(1, round(1 / self._mix.general_share) - 1)
+            for position in range(len(packs) // every, 0, -1):
+                packs.insert(position * every, ())
+        return [_Plan(pack, f"{self._seed}/{epoch}/{index}") for index, pack in enumerate(packs)]
+
+    def _general_pack(self, rng: random.Random) -> Pack:
+        chosen, rows = [], 0
+        for example in rng.sample(self._general, len(self._general)):
+            if chosen and rows + len(example) > self._mix.pack_tokens:
+                break
+            chosen.append(example)
+            rows += len(example)
+        return make_pack(chosen, distil=True)
+
+
+def validation_packs(examples: Sequence[Example], pack_tokens: int, most: int) -> list[Pack]:
+    """Packs of at most ``most`` of ``examples``, evenly spaced."""
+    step = max(1.0, len(examples) / most)
+    chosen = [examples[int(i * step)] for i in range(min(most, len(examples)))]
+    chosen.sort(key=lambda example: tuple(example.ids.tolist()))
+    return [
+        make_pack([chosen[i] for i in pack]) for pack in fill(chosen, [[i] for i in range(len(chosen))], pack_tokens)
+    ]
+
+
+def _families(examples: Sequence[Example], domains: Sequence[str]) -> dict[str, list[list[int]]]:
+    """Per domain, tasks whose prompts agree beyond what all of the domain share: those of one scene."""
+    found: dict[str, list[list[int]]] = {}
+    for domain in sorted(set(domains)):
+        order = [i for i, name in enumerate(domains) if name == domain]
+        order.sort(key=lambda i: tuple(examples[i].ids.tolist()))
+        common = shared_length(examples[order[0]].ids, examples[order[-1]].ids)
+        families = [[order[0]]]
+        for before, i in zip(order, order[1:], strict=False):
+            if shared_length(examples[before].ids, examples[i].ids) >= common + 2 * SHORTEST_SHARED:
+                families[-1].append(i)
+            else:
+                families.append([i])
+        found[domain] = families
+    return found

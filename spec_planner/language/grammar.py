@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from .plan import ENUM, NUMBER, Parameter, Scene, Skill, SkillSet
@@ -47,15 +47,17 @@ def plan_grammar(skills: SkillSet, scene: Scene = ANY_SCENE, max_steps: int = MA
     """
     if max_steps < 1:
         raise GrammarError(f"max_steps must be at least 1, got {max_steps}")
-    terminals: dict[str, str] = {}  # definition → name; parameters with the same values share one
+    terminals = _Terminals(skills, scene)
     calls: list[str] = []
     missing: dict[str, list[str]] = {}  # what the scene lacks → skills that would need it
     for skill in skills:
-        lacks = [parameter for parameter in skill.parameters if not _definition(parameter, skills, scene)]
-        for parameter in lacks:
+        names = [terminals.name(parameter, skill) for parameter in skill.parameters]
+        for parameter in (p for p, name in zip(skill.parameters, names, strict=True) if not name):
             missing.setdefault(_what(parameter), []).append(skill.name)
-        if not lacks:
-            calls.append(_call(skill, skills, scene, terminals))
+        if not names:
+            calls.append(_quote(f" {skill.name}()"))
+        elif all(names):
+            calls.append(" ".join([_quote(f" {skill.name}("), ' ", " '.join(names), '")"']))
     if not calls:
         raise GrammarError(_nothing_usable(missing))
     lines = ["start: line1", f"line1: call{' line2?' if max_steps > 1 else ''}"]
@@ -64,7 +66,7 @@ def plan_grammar(skills: SkillSet, scene: Scene = ANY_SCENE, max_steps: int = MA
             f"line{number}: {_quote(f'{chr(10)}{number}.')} call{f' line{number + 1}?' * (number < max_steps)}"
         )
     lines.append("call: " + "\n  | ".join(calls))
-    lines += [f"{name}: {definition}" for definition, name in terminals.items()]
+    lines += [f"{name}: {definition}" for definition, name in terminals.defined.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -90,7 +92,7 @@ class NumberRange:
     def of(parameter: Parameter) -> NumberRange:
         def bound(value: float, rounding: str) -> int:
             if math.isinf(value):
-                return int(math.copysign(_UNBOUNDED, value)) * 10**parameter.decimals
+                return int(math.copysign(_UNBOUNDED, value)) * int(10**parameter.decimals)
             return int(Decimal(str(value)).scaleb(parameter.decimals).to_integral_value(rounding))
 
         return NumberRange(bound(parameter.low, ROUND_CEILING), bound(parameter.high, ROUND_FLOOR), parameter.decimals)
@@ -185,29 +187,36 @@ def _spell(digits: _Digits) -> str:
     return "".join(str(a) if a == b else f"[{a}-{b}]" for a, b in digits)
 
 
-def _definition(parameter: Parameter, skills: SkillSet, scene: Scene) -> str:
-    """The terminal of a parameter's values; empty where it can take none."""
-    if parameter.kind == NUMBER:
-        pattern = NumberRange.of(parameter).pattern
-        return f"/{pattern}/" if pattern else ""
-    values = values_of(parameter, skills, scene)
-    return f"/{_FREE_TEXT}/" if values is None else " | ".join(map(_quote, dict.fromkeys(values)))
+class _Terminals:
+    """Named values of parameters; parameters with the same values share one name."""
 
+    def __init__(self, skills: SkillSet, scene: Scene) -> None:
+        self._skills, self._scene = skills, scene
+        self._names: dict[Parameter, str] = {}  # by the parameter without its name
+        self.defined: dict[str, str] = {}  # definition → name
 
-def _call(skill: Skill, skills: SkillSet, scene: Scene, terminals: dict[str, str]) -> str:
-    names = []
-    for parameter in skill.parameters:
-        for value in values_of(parameter, skills, scene) or ():
+    def name(self, parameter: Parameter, skill: Skill) -> str:
+        """The terminal of a parameter's values; empty where it can take none."""
+        key = replace(parameter, name="", unit="")
+        if key not in self._names:
+            definition = self._definition(parameter, skill)
+            self._names[key] = self.defined.setdefault(definition, f"VALUE{len(self.defined)}") if definition else ""
+        return self._names[key]
+
+    def _definition(self, parameter: Parameter, skill: Skill) -> str:
+        if parameter.kind == NUMBER:
+            pattern = NumberRange.of(parameter).pattern
+            return f"/{pattern}/" if pattern else ""
+        values = values_of(parameter, self._skills, self._scene)
+        if values is None:
+            return f"/{_FREE_TEXT}/"
+        for value in values:
             if not value or _SYNTAX & set(value):
                 raise GrammarError(
                     f"{value!r:.80}, a value of {parameter.name!r} in {skill.signature}, cannot be written in a plan: "
                     "give it a name without commas, round brackets and line breaks"
                 )
-        definition = _definition(parameter, skills, scene)
-        names.append(terminals.setdefault(definition, f"VALUE{len(terminals)}"))
-    if not names:
-        return _quote(f" {skill.name}()")
-    return " ".join([_quote(f" {skill.name}("), ' ", " '.join(names), '")"'])
+        return " | ".join(map(_quote, dict.fromkeys(values)))
 
 
 def _quote(text: str) -> str:

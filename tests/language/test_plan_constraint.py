@@ -273,9 +273,7 @@ def test_tokenizers_are_kept_as_long_as_they_live_and_grammars_between_runs(tmp_
 def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(llama_like(tmp_path))
     with pytest.raises(GrammarError, match="no person"):
-        PlanConstraint(
-            tokenizer, SkillSet((Skill("greet", (PERSON,)),), SKILLS.kinds), Scene((Thing("hall", "place"),))
-        )
+        PlanConstraint(tokenizer, SkillSet((Skill("greet", (PERSON,)),), SKILLS.kinds), Scene((Thing("hall", "room"),)))
     with pytest.raises(GrammarError, match="needs the package llguidance"), monkeypatch.context() as patch:
         patch.setitem(sys.modules, "llguidance", None)
         PlanConstraint(Tokenizer(tmp_path), SKILLS)

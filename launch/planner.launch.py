@@ -28,9 +28,14 @@ def generate_launch_description() -> LaunchDescription:
                 description="none, lookup or draft-model; empty leaves it to params_file.",
             ),
             DeclareLaunchArgument(
+                "scene_file",
+                default_value="",
+                description="YAML scene for goals that bring none; empty leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
                 "params_file",
                 default_value=default_params,
-                description="YAML file of parameters; model and drafter, if given, take precedence over it.",
+                description="YAML file of parameters; model, drafter and scene_file, if given, take precedence.",
             ),
             DeclareLaunchArgument(
                 "namespace", default_value="", description="Namespace of the node; its topics move along."
@@ -57,7 +62,7 @@ def generate_launch_description() -> LaunchDescription:
 
 def planner(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The node and what starts it; a function, because an empty argument must not become a parameter."""
-    given = {name: LaunchConfiguration(name).perform(context) for name in ("model", "drafter")}
+    given = {name: LaunchConfiguration(name).perform(context) for name in ("model", "drafter", "scene_file")}
     node = LifecycleNode(
         package="spec_planner",
         executable="planner_node",

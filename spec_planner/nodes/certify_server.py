@@ -24,8 +24,10 @@ from ..certify.certificate import Settings, Subject
 from ..certify.document import write
 from ..certify.planner import certify_planner, read_instructions, settings_for, subject_for
 from ..config import ConfigError
-from ..factory import model_directory
+from ..factory import make_request, model_directory
+from ..language.plan import Scene
 from ..pipeline.plan_pipeline import PlanPipeline
+from ..pipeline.types import PlanRequest
 from . import conversions, parameters
 from .diagnostics import PlannerDiagnostics
 
@@ -38,7 +40,7 @@ class Order:
     model: str  # the settings
     draft_model: str  # empty: there is none
     subject: Subject
-    instructions: list[str]
+    requests: list[PlanRequest]
     settings: Settings
     out: Path | None
 
@@ -59,13 +61,23 @@ class CertifyServer:
 
     Args:
         diagnostics: told what is under way and how it ended.
+        scene: what the node's goals plan in.
         inactive_pipeline: the loaded pipeline; raises ValueError, one sentence, unless the node is inactive.
     """
 
     def __init__(
-        self, node: Node, diagnostics: PlannerDiagnostics, inactive_pipeline: Callable[[], PlanPipeline]
+        self,
+        node: Node,
+        diagnostics: PlannerDiagnostics,
+        scene: Callable[[], Scene],
+        inactive_pipeline: Callable[[], PlanPipeline],
     ) -> None:
-        self._node, self._diagnostics, self._inactive_pipeline = node, diagnostics, inactive_pipeline
+        self._node, self._diagnostics, self._scene, self._inactive_pipeline = (
+            node,
+            diagnostics,
+            scene,
+            inactive_pipeline,
+        )
         self._logger = node.get_logger()
         self._running: Certification | None = None
         self._thread: threading.Thread | None = None
@@ -107,7 +119,7 @@ class CertifyServer:
             config.model,
             config.draft_model if config.drafter == "draft-model" else "",
             subject_for(config, pipeline.drafter, pipeline.rule),
-            read_instructions(),
+            [make_request(config, instruction, self._scene()) for instruction in read_instructions()],
             settings_for(config, request.tokens or None, request.temperatures, config.seed),
             _directory(request.out) if request.out else None,
         )
@@ -158,7 +170,7 @@ def _certify(order: Order, report: Callable[[float, str], None], cancelled: Call
     certificate, content = certify_planner(
         order.pipeline,
         [order.subject],
-        order.instructions,
+        order.requests,
         order.settings,
         model_directory(order.model),
         model_directory(order.draft_model) if order.draft_model else None,

@@ -1,4 +1,4 @@
-"""What /diagnostics says: engine, exactness, acceptance, latency against the deadline, fallback, memory."""
+"""What /diagnostics says: engine, exactness, scene, acceptance, latency against the deadline, fallback, memory."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ class PlannerDiagnostics:
         self._step_ms: deque[float] = deque(maxlen=WINDOW)
         self._token_ms: deque[float] = deque(maxlen=WINDOW)
         self._outcomes: dict[str, int] = {}
+        self._expected_misses = 0
         self._last_run: RunMetrics | None = None
         self._last_goal_s = self._last_deadline_s = 0.0
         self._last_outcome, self._last_detail = "none yet", ""
+        self.scene, self.scene_problem = "none: names are free", ""  # what goals get; why the latest was refused
+        self._lateness = ""  # why the running goal may miss its deadline
         self._certification = "none yet"
         self._certifying = self._certificate_failed = False
 
@@ -51,10 +54,18 @@ class PlannerDiagnostics:
             self._step_ms.append(step.step_ms)
             self._token_ms.append(step.step_ms / step.acceptance_length)
 
+    def goal_began(self) -> None:
+        self._lateness = ""
+
+    def goal_may_be_late(self, sentence: str) -> None:
+        """The running goal is expected to miss its deadline."""
+        self._lateness = sentence
+        self._expected_misses += 1
+
     def goal_done(self, outcome: str, detail: str, elapsed_s: float, deadline_s: float, run: RunMetrics) -> None:
         """A goal ended ``elapsed_s`` after its acceptance; ``deadline_s`` is 0 where it had none."""
         self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
-        self._last_outcome, self._last_detail = outcome, detail
+        self._last_outcome, self._last_detail, self._lateness = outcome, detail, ""
         self._last_goal_s, self._last_deadline_s = elapsed_s, deadline_s
         if run.new_tokens:
             self._last_run = run
@@ -88,10 +99,14 @@ class PlannerDiagnostics:
             return DiagnosticStatus.ERROR, self.problem
         if self._last_outcome == "failed":
             return DiagnosticStatus.ERROR, f"the last goal failed: {self._last_detail}"
+        if self._lateness:
+            return DiagnosticStatus.WARN, self._lateness
         if self._last_outcome == "deadline":
             return DiagnosticStatus.WARN, f"the last goal missed its deadline of {self._last_deadline_s:g} s"
         if self._certificate_failed:
             return DiagnosticStatus.ERROR, f"the last certification {self._certification}"
+        if self.scene_problem:
+            return DiagnosticStatus.WARN, f"the latest scene was refused: {self.scene_problem}"
         return DiagnosticStatus.OK, f"{state}, certifying" if self._certifying else state
 
     def _values(self, state: str) -> Sequence[tuple[str, Any]]:
@@ -114,13 +129,18 @@ class PlannerDiagnostics:
             ("exact", str(rule.exact).lower()),
             ("exactness", self._exactness),
             ("certification", self._certification),
+            ("scene", self.scene),
+            ("scene_problem", self.scene_problem or "none"),
             ("acceptance_length", f"{run.acceptance_length:.3f}" if run else "none yet"),
             ("acceptance_rate", f"{run.acceptance_rate:.3f}" if run else "none yet"),
+            ("prompt_tokens", run.prompt_tokens if run else "none yet"),
+            ("prompt_tokens_reused", run.reused_tokens if run else "none yet"),
             *_percentiles("step_ms", self._step_ms),
             *_percentiles("token_ms", self._token_ms),
             ("last_goal_outcome", self._last_outcome),
             ("last_goal_s", f"{self._last_goal_s:.3f}"),
             ("last_goal_deadline_s", f"{self._last_deadline_s:g}" if self._last_deadline_s else "none"),
+            ("deadline_misses_expected", self._expected_misses),
             ("deadline_misses", self._outcomes.get("deadline", 0)),
             ("goals", sum(self._outcomes.values())),
         ]

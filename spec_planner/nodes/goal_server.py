@@ -21,8 +21,9 @@ from unique_identifier_msgs.msg import UUID
 
 from spec_planner_msgs.action import GeneratePlan
 
+from ..language.plan import Scene
 from ..pipeline.plan_pipeline import PlanPipeline
-from ..pipeline.types import PlanResult
+from ..pipeline.types import PlanProgress, PlanResult
 from . import conversions, parameters, qos
 from .decode_worker import DecodeWorker, Finished, Job, News, empty_result
 from .diagnostics import PlannerDiagnostics
@@ -48,11 +49,18 @@ class GoalServer:
 
     Args:
         diagnostics: told of every step and every goal's end.
+        scene: what goals that bring none plan in.
         publish: sends a message on the topic of its type.
     """
 
-    def __init__(self, node: Node, diagnostics: PlannerDiagnostics, publish: Callable[[Any], None]) -> None:
-        self._node, self._diagnostics, self._publish = node, diagnostics, publish
+    def __init__(
+        self,
+        node: Node,
+        diagnostics: PlannerDiagnostics,
+        scene: Callable[[], Scene],
+        publish: Callable[[Any], None],
+    ) -> None:
+        self._node, self._diagnostics, self._scene, self._publish = node, diagnostics, scene, publish
         self._logger = node.get_logger()
         self._pipeline: PlanPipeline | None = None
         self._worker: DecodeWorker | None = None
@@ -120,7 +128,7 @@ class GoalServer:
         self._goals[bytes(goal_id.uuid)] = goal
         try:
             config = parameters.read_config(self._node)
-            plan_request = conversions.plan_request(request, config, self._pipeline.skills, now)
+            plan_request = conversions.plan_request(request, config, self._pipeline.skills, self._scene(), now)
         except ValueError as problem:
             self._end(goal, empty_result(), "refused", str(problem))
             return
@@ -160,12 +168,34 @@ class GoalServer:
                     self._logger.error(news.trace)
                 self._end(goal, news.result, news.outcome, news.detail)
                 continue
-            stamp = self._node.get_clock().now().to_msg()
-            feedback = conversions.feedback(news.progress, goal.goal_id, stamp)
-            self._diagnostics.step_done(news.progress.metrics)
-            self._publish(feedback.metrics)
-            if goal.handle:
-                goal.handle.publish_feedback(feedback)
+            self._on_progress(goal, news.progress)
+
+    def _on_progress(self, goal: OpenGoal, progress: PlanProgress) -> None:
+        stamp = self._node.get_clock().now().to_msg()
+        for step in conversions.plan_steps(progress, goal.goal_id, stamp):  # first: the robot waits for them
+            self._publish(step)
+        feedback = conversions.feedback(progress, goal.goal_id, stamp)
+        if goal.handle:
+            goal.handle.publish_feedback(feedback)
+        self._publish(feedback.metrics)
+        self._diagnostics.step_done(progress.metrics)
+        if progress.metrics.index == 0:
+            self._foresee(goal, progress)
+
+    def _foresee(self, goal: OpenGoal, progress: PlanProgress) -> None:
+        """Say so if the goal, whose prefill is over, may be late."""
+        self._diagnostics.goal_began()
+        if not goal.deadline_s or progress.expected_ms is None:
+            return
+        gone_s = time.monotonic() - goal.accepted_at
+        needed_s = gone_s + (progress.expected_ms - progress.metrics.elapsed_ms) / 1e3
+        if needed_s > goal.deadline_s:
+            sentence = (
+                f"the goal may miss its deadline of {goal.deadline_s:.2g} s: a run like those before it "
+                f"takes {needed_s:.2g} s from acceptance"
+            )
+            self._logger.warning(sentence)
+            self._diagnostics.goal_may_be_late(sentence)
 
     def _end(self, goal: OpenGoal, run: PlanResult, outcome: str, detail: str) -> None:
         """Publish a goal's plan and figures and complete its action."""

@@ -16,10 +16,14 @@ from ..config import ConfigError, PlannerConfig
 
 # Read at every goal. All other settings shape what configure loads, so they are fixed until the next cleanup.
 LIVE = frozenset(
-    {"temperature", "top_k", "top_p", "seed", "max_tokens", "deadline_s", "objects", "places", "max_instruction_bytes"}
+    {"temperature", "top_k", "top_p", "seed", "max_tokens", "deadline_s", "max_instruction_bytes"}
+    | {"free_text", "max_steps", "stop_sequences", "thinking_tokens"}
 )
 FIELDS: dict[str, Field[Any]] = {entry.name: entry for entry in fields(PlannerConfig)}
-_KINDS = {str: "a string", int: "an integer", float: "a number with a decimal point", tuple: "a list of strings"}
+_KINDS = {
+    **{bool: "true or false", str: "a string", int: "an integer"},
+    **{float: "a number with a decimal point", tuple: "a list of strings"},
+}
 _LISTS = frozenset(name for name, entry in FIELDS.items() if isinstance(entry.default, tuple))
 
 

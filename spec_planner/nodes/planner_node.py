@@ -13,7 +13,9 @@ certification that is under way.
 Interface (``~`` is the node's name):
     action       ~/generate_plan  spec_planner_msgs/GeneratePlan     one goal at a time; a new goal preempts
     subscribes   ~/instruction    std_msgs/String                    the same path without a client
-    publishes    ~/plan           spec_planner_msgs/Plan             latched, one per goal
+                 ~/scene          spec_planner_msgs/Scene            latched: what later goals that bring none plan in
+    publishes    ~/plan_step      spec_planner_msgs/PlanStepStamped  each step the moment it is complete
+                 ~/plan           spec_planner_msgs/Plan             latched, one per goal
                  ~/step_metrics   spec_planner_msgs/StepMetrics      best effort, one per decoding step
                  ~/run_metrics    spec_planner_msgs/RunMetrics       latched, one per goal
                  ~/engine_info    spec_planner_msgs/EngineInfo       latched, at activate
@@ -40,16 +42,17 @@ from rclpy.lifecycle import LifecyclePublisher, LifecycleState, TransitionCallba
 from rclpy.parameter import Parameter
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
-from spec_planner_msgs.msg import EngineInfo, Plan, RunMetrics, StepMetrics
+from spec_planner_msgs.msg import EngineInfo, Plan, PlanStepStamped, RunMetrics, StepMetrics
 
 from ..config import ConfigError, PlannerConfig
-from ..factory import build_pipeline
+from ..factory import build_pipeline, read_scene
 from ..pipeline.plan_pipeline import PlanPipeline
 from . import conversions, parameters, qos
 from .certify_server import CertifyServer
 from .diagnostics import PlannerDiagnostics
 from .goal_server import GoalServer
 from .process import ManagedNode, run
+from .scene_topic import SceneTopic
 
 BuildPipeline = Callable[[PlannerConfig, Callable[[str], None]], PlanPipeline]
 
@@ -80,8 +83,9 @@ class PlannerNode(ManagedNode):
         self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         # Steady, because diagnostics must not stop with a simulated clock.
         self.create_timer(1.0, self._publish_diagnostics, clock=Clock(clock_type=ClockType.STEADY_TIME))
-        self._goals = GoalServer(self, self._diagnostics, self._publish)
-        self._certify = CertifyServer(self, self._diagnostics, self._inactive_pipeline)
+        self._scenes = SceneTopic(self, self._diagnostics)
+        self._goals = GoalServer(self, self._diagnostics, lambda: self._scenes.scene, self._publish)
+        self._certify = CertifyServer(self, self._diagnostics, lambda: self._scenes.scene, self._inactive_pipeline)
 
     @property
     def state(self) -> str:
@@ -99,12 +103,14 @@ class PlannerNode(ManagedNode):
         try:
             config = parameters.read_config(self)
             self._pipeline = self._build(config, self._report_loading)
+            from_file = read_scene(config, self._pipeline.skills)
             self._create_outputs()
         except Exception as error:  # rclpy would drop it without a word
             self._unload()
             return self._refuse("configure", error)
         self._diagnostics.problem = ""
         self._diagnostics.loaded(self._pipeline, config.exactness)
+        self._scenes.open(self._pipeline.skills, from_file)
         info, rule = self._pipeline.info, self._pipeline.rule
         self.get_logger().info(f"loaded {info.name} on {info.engine} ({info.precision}, {info.device})")
         if not rule.exact:
@@ -161,6 +167,7 @@ class PlannerNode(ManagedNode):
     def _create_outputs(self) -> None:
         """Publishers live from configure to cleanup, so that nothing latched outlives what it speaks of."""
         for kind, topic, profile in (
+            (PlanStepStamped, "~/plan_step", qos.stream()),
             (Plan, "~/plan", qos.latched()),
             (StepMetrics, "~/step_metrics", qos.telemetry()),
             (RunMetrics, "~/run_metrics", qos.latched()),
@@ -193,6 +200,7 @@ class PlannerNode(ManagedNode):
             self.destroy_lifecycle_publisher(publisher)
         self._outputs.clear()
         self._diagnostics.loaded(None)
+        self._scenes.close()
         if self._pipeline:
             self._pipeline.close()
             self._pipeline = None

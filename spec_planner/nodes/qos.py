@@ -11,8 +11,13 @@ def command() -> QoSProfile:
 
 
 def latched() -> QoSProfile:
-    """State a late subscriber wants to know: the last plan, the last run's metrics, what is loaded."""
+    """State a late subscriber wants to know: the scene, the last plan, the last run's metrics, what is loaded."""
     return QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+def stream() -> QoSProfile:
+    """Plan steps: each must arrive, and a subscriber that is late by a whole plan still gets them all."""
+    return QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 
 
 def telemetry() -> QoSProfile:

@@ -70,11 +70,22 @@ class PlannerProcess:
     def holding(self, after: int = 0) -> Iterator[Callable[[int], None]]:
         """Passes of a scripted node stand still once ``after`` tokens are committed, and go on afterwards.
 
+        ``after`` -1 holds the prompt's own passes.
+
         Gives a function that moves the mark.
         """
         control.hold(self._controls, after)
         try:
             yield lambda later: control.hold(self._controls, later)
+        finally:
+            control.clear(self._controls)
+
+    @contextmanager
+    def slowed(self, seconds: float) -> Iterator[None]:
+        """Each pass of a scripted node takes ``seconds`` longer meanwhile."""
+        control.slow_down(self._controls, seconds)
+        try:
+            yield
         finally:
             control.clear(self._controls)
 

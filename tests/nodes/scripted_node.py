@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from drafters.lookup import LookupDrafter
 from spec_planner.config import PlannerConfig
+from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.factory import find_rule
@@ -20,9 +23,10 @@ from spec_planner.pipeline.plan_pipeline import PlanPipeline
 from tests.fakes import ScriptedOutput, ScriptedTarget
 from tests.nodes import control
 
-ANSWER = " go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. put(red cup, table)\n"
+ANSWER = " go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. put(red cup, table)"
 END = 256
 PASS_SECONDS = 0.002
+CONTEXT_LENGTH = 32_768  # of bytes: five hundred skills take eight thousand
 
 
 class ByteTokenizer:
@@ -30,19 +34,39 @@ class ByteTokenizer:
 
     vocabulary_size = END + 1
     stop_ids = frozenset({END})
+    think_end = None
+
+    def __init__(self) -> None:
+        """``backend`` says the same to the grammar's library."""
+        self.backend = Tokenizer(models.BPE(vocab={_written(byte): byte for byte in range(END)}, merges=[]))
+        self.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        self.backend.decoder = decoders.ByteLevel()
+        self.backend.add_special_tokens(["<end>"])
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], answer_start: str = "") -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], answer_start: str = "", thinking: bool = False
+    ) -> tuple[int, ...]:
         return tuple(self.encode("\n".join([*(message["content"] for message in messages), answer_start])))
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token != END).decode(errors="replace")
 
 
+def _written(byte: int) -> str:
+    """The character by which byte-level vocabularies write a byte: itself if it shows, else one from U+0100 on."""
+    shows = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte if byte in shows else 0x100 + sum(other not in shows for other in range(byte)))
+
+
 class HeldTarget(ScriptedTarget):
     """Stands still where a test says so."""
+
+    def extend(self, prompt: PromptInput) -> ScriptedOutput:
+        control.wait_while_held(-1)
+        return super().extend(prompt)
 
     def verify(self, tree: DraftTree) -> ScriptedOutput:
         control.wait_while_held(len(self.context) - self._prompt_length)
@@ -62,10 +86,20 @@ def build_scripted(config: PlannerConfig, report: Callable[[str], None]) -> Plan
         raise ValueError(f"model {config.model!r} is not a directory: give the scripted node one")
     tokenizer = ByteTokenizer()
     kind = FaultyTarget if control.is_faulty() else HeldTarget
-    target = kind([*tokenizer.encode(ANSWER), END], tokenizer.vocabulary_size, pass_seconds=PASS_SECONDS)
+    target = kind(
+        [*tokenizer.encode(ANSWER), END],
+        tokenizer.vocabulary_size,
+        context_length=CONTEXT_LENGTH,
+        pass_seconds=PASS_SECONDS,
+    )
     drafter = LookupDrafter() if config.drafter == "lookup" else None
     return PlanPipeline(
-        target, drafter, tokenizer, find_rule(config.rule), FixedBudget(config.num_draft_tokens), load_skills()
+        target,
+        drafter,
+        tokenizer,
+        find_rule(config.rule),
+        FixedBudget(config.num_draft_tokens),
+        load_skills(config.skills_file),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,14 @@ from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters, SetParameters
 from rclpy.action import ActionClient
+from rclpy.duration import Duration
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import QoSProfile
 
+from spec_planner.nodes import qos as profiles
 from spec_planner_msgs.action import GeneratePlan
+from spec_planner_msgs.msg import Scene, SceneThing
 from spec_planner_msgs.srv import Certify
 from tests.nodes.planner_process import PATIENCE_S, PlannerProcess
 
@@ -35,6 +38,13 @@ def fresh_namespace() -> str:
     return f"/test_{uuid.uuid4().hex[:8]}"
 
 
+def make_scene(places: Mapping[str, str], objects: Mapping[str, str], robot_at: str = "", holding: str = "") -> Scene:
+    """``places``: name → kind; ``objects``: name → where it is, "" for who knows."""
+    things = [SceneThing(name=name, kind=kind) for name, kind in places.items()]
+    things += [SceneThing(name=name, at=at) for name, at in objects.items()]
+    return Scene(things=things, robot_at=robot_at, holding=holding)
+
+
 @dataclass
 class Goal:
     """A goal as its client sees it."""
@@ -42,6 +52,11 @@ class Goal:
     handle: Any
     feedback: list[GeneratePlan.Feedback]
     result: Any  # future
+
+
+def tokens_in(goal: Goal) -> int:
+    """Tokens that the feedback so far tells of."""
+    return sum(news.metrics.acceptance_length for news in goal.feedback)
 
 
 class PlannerClient:
@@ -213,6 +228,23 @@ class PlannerClient:
 
     def plan(self, instruction: str, **fields: Any) -> tuple[str, GeneratePlan.Result]:
         return self.finish(self.send(instruction, **fields))
+
+    @contextmanager
+    def scene_publisher(self) -> Iterator[Callable[[Scene], None]]:
+        """A function that publishes on ``~/scene`` and returns when the planner has taken the message in."""
+        publisher = self.node.create_publisher(Scene, self.name("scene"), profiles.latched())
+        try:
+            self.until(lambda: publisher.get_subscription_count() == 1, "the scene topic")
+            self.settle()
+
+            def publish(scene: Scene) -> None:
+                publisher.publish(scene)
+                assert publisher.wait_for_all_acked(Duration(seconds=PATIENCE_S))
+                self.state()  # the node looks at topics before services, so it has seen the scene
+
+            yield publish
+        finally:
+            self.node.destroy_publisher(publisher)
 
     def order_certificate(self, **fields: Any) -> Any:
         """A future of the answer."""

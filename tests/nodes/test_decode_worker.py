@@ -10,7 +10,7 @@ import pytest
 
 from spec_planner.decoding.metrics import StepMetrics, summarize
 from spec_planner.decoding.sampling import SamplingParams
-from spec_planner.language.plan import Plan, Scene
+from spec_planner.language.plan import Plan
 from spec_planner.nodes.decode_worker import DecodeWorker, Finished, Job, Progress
 from spec_planner.pipeline.types import PlanProgress, PlanRequest, PlanResult
 
@@ -50,7 +50,7 @@ class Bench:
         self.worker.start()
 
     def submit(self, instruction: str) -> Job:
-        job = Job(PlanRequest(instruction, Scene(), (), SamplingParams(), 10), owner=None)
+        job = Job(PlanRequest(instruction, SamplingParams(), 10), owner=None)
         self.worker.submit(job)
         return job
 

@@ -14,17 +14,18 @@ from std_msgs.msg import String
 from spec_planner.factory import build_pipeline
 from spec_planner.nodes import qos
 from spec_planner.nodes.planner_node import PlannerNode
-from spec_planner_msgs.msg import EngineInfo, Plan, RunMetrics, StepMetrics
+from spec_planner_msgs.msg import EngineInfo, Plan, PlanStepStamped, RunMetrics, StepMetrics
 from tests.nodes.planner_process import PATIENCE_S, PlannerProcess
-from tests.nodes.support import Goal, PlannerClient
+from tests.nodes.support import PlannerClient, make_scene, tokens_in
 
 TASK = "bring the red cup to the table"
+SCENE = make_scene({"kitchen": "room", "table": "surface"}, {"red cup": "kitchen"})
 
 
 def test_steps_stream_and_the_result_holds_the_plan(scripted: PlannerClient) -> None:
     begun = time.monotonic()
     with scripted.process.holding() as hold:
-        goal = scripted.send(TASK, objects=["red cup"], places=["kitchen", "table"])
+        goal = scripted.send(TASK, scene=SCENE)
 
         def ended() -> bool:  # action clients keep ten messages of feedback, so the node must not run away from us
             hold(tokens_in(goal) + 4)
@@ -53,15 +54,59 @@ def test_steps_stream_and_the_result_holds_the_plan(scripted: PlannerClient) -> 
     assert sum(news.metrics.num_accepted for news in goal.feedback) == result.metrics.num_accepted > 0
 
 
-def test_plain_and_speculative_decoding_give_the_same_tokens(planner: PlannerClient) -> None:
+def test_each_step_is_published_the_moment_it_is_complete(scripted: PlannerClient) -> None:
+    with scripted.listening(PlanStepStamped, "plan_step", qos.stream()) as published:
+        with scripted.process.holding(after=17):
+            goal = scripted.send(TASK)
+            # Its closing bracket is the 15th token, so the second step cannot be there yet.
+            scripted.until(lambda: published, "the first step while the rest is unwritten")
+            assert [message.step.text for message in published] == ["1. go_to(kitchen)"]
+            assert not goal.result.done()
+        result = scripted.finish(goal)[1]
+        scripted.until(lambda: len(published) == 4, "the other steps")
+    assert [message.step for message in published] == list(result.plan.steps)
+    assert {bytes(message.goal_id.uuid) for message in published} == {bytes(goal.handle.goal_id.uuid)}
+    stamps = [(message.header.stamp.sec, message.header.stamp.nanosec) for message in published]
+    assert stamps == sorted(stamps) and stamps[0] < stamps[-1]
+
+
+@pytest.mark.parametrize("free_text", [False, True])
+def test_plain_and_speculative_decoding_give_the_same_tokens(planner: PlannerClient, free_text: bool) -> None:
     for sampling in ({}, {"override_sampling": True, "temperature": 1.0, "seed": 7}):
-        _, speculative = planner.plan(TASK, max_tokens=40, **sampling)
-        _, plain = planner.plan(TASK, max_tokens=40, plain=True, **sampling)
-        assert list(speculative.tokens) == list(plain.tokens) and len(plain.tokens) == 40
+        fields = {"max_tokens": 40, "free_text": free_text, **sampling}
+        speculative, plain = planner.plan(TASK, **fields)[1], planner.plan(TASK, plain=True, **fields)[1]
+        assert list(speculative.tokens) == list(plain.tokens) and plain.tokens
         assert plain.metrics.num_drafted == 0 and plain.metrics.acceptance_length == 1.0
         assert speculative.metrics.num_drafted > 0 and speculative.metrics.exact
+        assert free_text or not plain.plan.rejected or len(plain.tokens) == 40, "only the cut may leave half a line"
     _, other = planner.plan(TASK, max_tokens=40, override_sampling=True, temperature=1.0, seed=8)
     assert list(other.tokens) != list(plain.tokens)
+
+
+def test_the_goal_limits_the_plan_or_frees_it(scripted: PlannerClient) -> None:
+    short = scripted.plan(TASK, max_steps=2)[1]
+    assert [step.skill for step in short.plan.steps] == ["go_to", "pick"] and short.plan.complete
+    free = scripted.plan(TASK, free_text=True, skills=["fly(place)", "go_to(place)"])[1]
+    assert [line.text for line in free.plan.rejected] == ["2. pick(red cup)", "4. put(red cup, table)"]
+    bound = scripted.plan(TASK, skills=["fly(place)", "go_to(place)"])[1]
+    assert {step.skill for step in bound.plan.steps} <= {"fly", "go_to"} and bound.plan.steps
+
+
+def test_a_stop_sequence_ends_the_answer(scripted: PlannerClient) -> None:
+    scripted.set_all(stop_sequences=["3."])
+    try:
+        result = scripted.plan(TASK)[1]
+    finally:
+        scripted.set_all(stop_sequences=[""])
+    assert (result.outcome, len(result.plan.steps)) == ("succeeded", 2) and result.plan.text.endswith("(red cup)\n")
+
+
+def test_a_signature_of_the_nodes_own_skill_keeps_its_types(planner: PlannerClient) -> None:
+    scene = make_scene({"table": "surface", "fridge": "container"}, {"red cup": "table"})
+    for seed in range(3):
+        fields = {"override_sampling": True, "temperature": 1.0, "seed": seed, "max_steps": 3, "max_tokens": 400}
+        result = planner.plan(TASK, scene=scene, skills=["open(container)"], **fields)[1]
+        assert {(step.skill, *step.values) for step in result.plan.steps} == {("open", "fridge")}, result.plan.text
 
 
 @pytest.mark.parametrize(
@@ -74,11 +119,16 @@ def test_plain_and_speculative_decoding_give_the_same_tokens(planner: PlannerCli
         ({"instruction": TASK, "override_sampling": True, "temperature": math.nan}, "temperature"),
         ({"instruction": TASK, "override_sampling": True, "top_p": 0.0}, "top_p"),
         ({"instruction": TASK, "override_sampling": True, "seed": 2**64 - 1}, "seed"),
-        ({"instruction": TASK, "deadline": -1.0}, "deadline_s"),
-        ({"instruction": TASK, "deadline": math.nan}, "deadline_s"),
+        ({"instruction": TASK, "deadline": -1.0}, "deadline must be between 0 and 86400 s, got -1.0"),
+        ({"instruction": TASK, "deadline": math.nan}, "deadline must be between 0 and 86400 s, got nan"),
+        ({"instruction": TASK, "deadline": math.inf}, "deadline must be between 0 and 86400 s, got inf"),
+        ({"instruction": TASK, "max_steps": 2**32 - 1}, "max_steps"),
         ({"instruction": TASK, "max_tokens": 2**32 - 1}, "max_tokens"),
         ({"instruction": TASK, "skills": ["not a signature"]}, "not a signature"),
-        ({"instruction": TASK, "objects": ["cup", ""]}, "objects"),
+        ({"instruction": TASK, "skills": ["pick(object)", "pick(object)"]}, "names skill 'pick' twice"),
+        ({"instruction": TASK, "skills": ["say(" + "x" * 100_000 + ")"]}, "not a skill"),
+        ({"instruction": TASK, "skills": [f"skill_{i}(object)" for i in range(1001)]}, "1001 skills, more than 1000"),
+        ({"instruction": TASK, "skills": [f"skill_{i}(object)" for i in range(500)]}, "but the context holds 2048"),
         ({"instruction": "word " * 3_000}, "context"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -130,35 +180,6 @@ def test_of_many_goals_at_once_the_newest_is_carried_out(scripted: PlannerClient
         goals = [scripted.send(TASK) for _ in range(5)]
     outcomes = [scripted.finish(goal)[1].outcome for goal in goals]
     assert outcomes == ["preempted"] * 4 + ["succeeded"]
-
-
-def test_a_deadline_that_passes_ends_the_goal_with_the_steps_so_far(scripted: PlannerClient) -> None:
-    with scripted.process.holding(after=5):
-        goal = scripted.send(TASK, deadline=2.0)
-        scripted.spin(2.0)
-        before = len(goal.feedback)
-    status, result = scripted.finish(goal)
-    assert (status, result.outcome) == ("aborted", "deadline") and result.detail
-    assert result.metrics.verify_passes <= before, "no pass may begin after the deadline"
-    assert not result.plan.complete and len(result.tokens) >= 1
-    with scripted.listening(DiagnosticArray, "/diagnostics", 10) as messages:
-        warned = lambda: any("missed its deadline" in s.message for s in scripted.status(messages))  # noqa: E731
-        scripted.until(warned, "a warning in the diagnostics")
-
-
-def test_a_deadline_covers_the_wait_and_the_prefill(scripted: PlannerClient) -> None:
-    _, result = scripted.plan(TASK, deadline=1e-6)
-    assert result.outcome == "deadline" and not result.tokens
-    assert math.isnan(result.time_to_first_step_ms)
-
-
-def test_the_nodes_own_deadline_holds_where_the_goal_names_none(scripted: PlannerClient) -> None:
-    scripted.set_all(deadline_s=1e-6)
-    try:
-        assert scripted.plan(TASK)[1].outcome == "deadline"
-        assert scripted.plan(TASK, deadline=3600.0)[1].outcome == "succeeded"
-    finally:
-        scripted.set_all(deadline_s=0.0)
 
 
 def test_deactivate_in_mid_goal_aborts_it_and_closes_the_door(scripted: PlannerClient) -> None:
@@ -271,8 +292,3 @@ def test_a_relaxed_rule_is_marked_wherever_its_tokens_go(planner: PlannerClient)
         assert (infos[-1].rule, infos[-1].same_tokens) == ("relaxed-typical", False)
         found = {item.key: item.value for item in planner.status(messages)[-1].values}
         assert (found["rule"], found["exact"]) == ("relaxed-typical", "false")
-
-
-def tokens_in(goal: Goal) -> int:
-    """Tokens that the feedback so far tells of."""
-    return sum(news.metrics.acceptance_length for news in goal.feedback)

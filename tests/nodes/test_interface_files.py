@@ -38,7 +38,7 @@ def launch_arguments() -> dict[str, dict[str, ast.expr]]:
 
 def test_launch_arguments_are_described_and_known() -> None:
     arguments = launch_arguments()
-    assert set(arguments) == {"model", "drafter"} | ABOUT_THE_PROCESS
+    assert set(arguments) == {"model", "drafter", "scene_file"} | ABOUT_THE_PROCESS
     for name, keywords in arguments.items():
         description = ast.literal_eval(keywords["description"])
         assert len(description) > 20 and description.endswith("."), name
@@ -77,8 +77,8 @@ def test_the_config_file_lists_every_setting_at_its_default() -> None:
 def test_ros_reads_the_config_file(namespace: str, client: PlannerClient) -> None:
     arguments = ("--params-file", str(ROOT / "config" / "planner.yaml"))
     with PlannerProcess(namespace, arguments=arguments):
-        objects, places, model = client.get("objects", "places", "model")
-    assert (list(objects.string_array_value), list(places.string_array_value)) == ([], [])
+        stops, free_text, model = client.get("stop_sequences", "free_text", "model")
+    assert list(stops.string_array_value) == [] and free_text.bool_value is False
     assert model.string_value == "default"
 
 
@@ -103,7 +103,10 @@ def test_messages_carry_every_field_of_their_record(record: type, message: type)
 
 def test_the_goal_can_override_every_sampling_setting() -> None:
     goal = GeneratePlan.Goal()
-    assert {"temperature", "top_k", "top_p", "seed", "max_tokens", "objects", "places"} <= SETTINGS
+    assert {"temperature", "top_k", "top_p", "seed", "max_tokens", "max_steps", "free_text"} <= SETTINGS
+    assert {"temperature", "top_k", "top_p", "seed", "max_tokens", "max_steps", "free_text"} <= set(
+        goal.get_fields_and_field_types()
+    )
     assert (goal.temperature, goal.top_k, goal.top_p, goal.seed) == (0.0, 0, 1.0, 0)
 
 

@@ -42,6 +42,31 @@ def test_configure_without_a_model_refuses_and_recovers_by_parameter(
         assert any(item.key == "torch" and item.value for item in info.versions)
 
 
+@pytest.mark.parametrize(
+    ("setting", "content", "line"),
+    [
+        ("skills_file", "- name: go_to\n  parameters: [place]\n- name: pick up\n  parameters: [object]\n", 3),
+        ("skills_file", "- name: go_to\n  parameters: [place\n", 3),
+        ("scene_file", "places: [hall]\nobjects:\n- {name: red cup, at: kitchen}\n", 3),
+        ("scene_file", "places: [hall]\nobjects:\n- 'red cup); open(safe'\n", 3),
+    ],
+)
+def test_a_skill_or_scene_file_with_an_error_is_refused_by_line_and_can_be_corrected(
+    namespace: str, client: PlannerClient, tiny_model: Path, tmp_path: Path, setting: str, content: str, line: int
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(content)
+    settings = {"model": str(tiny_model), setting: str(file)}
+    with PlannerProcess(namespace, script="scripted_node.py", **settings) as process:
+        assert not client.transition("configure") and client.state() == "unconfigured"
+        refusals = [entry for entry in process.log.splitlines() if "configure refused" in entry]
+        assert len(refusals) == 1 and f"{file}, line {line}" in refusals[0], process.log
+        assert "Traceback" not in process.log
+        file.write_text("- name: go_to\n  parameters: [place]\n" if setting == "skills_file" else "places: [hall]\n")
+        client.bring_up()
+        assert {step.skill for step in client.plan("go to the hall")[1].plan.steps} >= {"go_to"}
+
+
 def test_every_transition_and_back_again(namespace: str, client: PlannerClient, tiny_model: Path) -> None:
     with PlannerProcess(namespace, script="scripted_node.py", model=str(tiny_model)):
         assert client.state() == "unconfigured"
@@ -69,6 +94,8 @@ def test_parameters_out_of_range_are_refused_with_a_reason(planner: PlannerClien
         ("temperature", -0.5, "range"),
         ("top_p", 0.0, "range"),
         ("max_tokens", 0, "range"),
+        ("max_steps", 201, "range"),
+        ("free_text", 1, "type"),
         ("deadline_s", -1.0, "range"),
         ("seed", 2**62 + 1, "range"),
         ("temperature", "hot", "type"),
@@ -83,8 +110,8 @@ def test_settings_that_shape_the_load_change_only_while_unloaded(planner: Planne
     (refused,) = planner.set(num_draft_tokens=3)
     assert not refused.successful and "num_draft_tokens" in refused.reason and "cleanup" in refused.reason
     try:
-        planner.set_all(temperature=0.5, objects=["cup"], max_tokens=7)
-        planner.set_all(objects=[""], places=[""])
+        planner.set_all(temperature=0.5, stop_sequences=["cup"], free_text=True, max_tokens=7)
+        planner.set_all(stop_sequences=[""], free_text=False)
         with planner.reconfigured(num_draft_tokens=3):
             assert planner.transition("activate")
             result = planner.plan("tidy up")[1]
@@ -93,12 +120,13 @@ def test_settings_that_shape_the_load_change_only_while_unloaded(planner: Planne
         (refused,) = planner.set(precision="float8")
         assert not refused.successful and "float32" in refused.reason
     finally:
-        planner.set_all(temperature=0.0, max_tokens=160)
+        planner.set_all(temperature=0.0, max_tokens=160, stop_sequences=[""], free_text=False)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
+        ("free_text", "yes", "true or false"),
         ("temperature", -1.0, "between 0.0 and 100.0"),
         ("temperature", 1, "decimal point"),
         ("max_tokens", "many", "max_tokens"),

@@ -33,8 +33,8 @@ class PlannerConfig:
 
     model: str = _setting(
         "default",
-        "Target: a local Hugging Face model directory; 'default', SmolLM2-135M-Instruct fine-tuned to plan; or 'default-base', "
-        "the same without our training.",
+        "Target: a local Hugging Face model directory; 'default', SmolLM2-135M-Instruct fine-tuned to plan; or "
+        "'default-base', the same without our training.",
     )
     drafter: str = _setting("lookup", "Drafter: none, lookup (prompt lookup) or draft-model.")
     draft_model: str = _setting("", "For drafter draft-model: its directory; empty uses the target's own first layers.")

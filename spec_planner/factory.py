@@ -151,7 +151,8 @@ def model_directory(model: str, report: Report = lambda line: None) -> Path:
     directory = Path(model).expanduser()
     if not model.strip() or not directory.is_dir():
         raise ModelError(
-            f"model {model!r} is not a directory: give a local Hugging Face model directory, 'default' or 'default-base'"
+            f"model {model!r} is not a directory: give a local Hugging Face model directory, 'default' or "
+            f"'default-base'"
         )
     return directory
 

@@ -16,8 +16,8 @@ from .enumeration import rule_error
 from .law_test import ALPHA, LawTest, detectable_shift
 from .recording import InterruptibleTarget, Question, Run, record, score
 
-# Where in the context the engine's noise is measured: kernels sum keys in blocks of some power of two, and logits move
-# most when a draft lies across two of them.
+# Where in the context the engine's noise is measured: kernels sum keys in blocks of some power of two, and logits
+# move most when a draft lies across two of them.
 NOISE_BLOCKS = (64, 128, 256, 512)
 LAW_TOLERANCE = 1e-12  # total variation of an exact rule on an enumerated toy
 
@@ -139,9 +139,8 @@ def certify(
         question, seed = questions[turn % len(questions)], settings.seed + turn // len(questions)
         for temperature in settings.temperatures:
             sampling = SamplingParams(temperature, seed=seed)
-            plain = record(
-                target, None, question, sampling, settings.tokens_per_run, stop_ids, RULES["drafter-invariant"], lambda: 0
-            )
+            rule, length = RULES["drafter-invariant"], settings.tokens_per_run
+            plain = record(target, None, question, sampling, length, stop_ids, rule, lambda: 0)
             for subject in subjects:
                 cell = cells[subject.name, temperature]
                 if cell.tokens < per_cell:

@@ -86,7 +86,7 @@ def certify_planner(
     report: Callable[[float, str], None] = lambda share, line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, dict[str, Any]]:
-    """Compare ``subjects`` with plain decoding on the pipeline's target, over ``requests``: their prompts and their constraints.
+    """Compare ``subjects`` with plain decoding on the pipeline's target, over the questions that ``requests`` put.
 
     Args:
         model, draft_model: directories whose files the certificate names by hash.

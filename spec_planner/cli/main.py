@@ -16,6 +16,9 @@ VERBS = {
     "plan": "plan",
     "certify": "certify",
     "doctor": "doctor",
+    "bench": "bench",
+    "finetune": "finetune",
+    "tasks": "tasks",
 }
 EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 

@@ -27,7 +27,10 @@ examples:
   spec-planner plan --instruction "tidy up" --temperature 0.8 --seed 7 --json
   spec-planner plan --instruction "tidy up" --model ./Qwen3-0.6B --precision bfloat16 --config config/planner.yaml
 """
-_REQUEST_SETTINGS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "scene_file", "free_text", "max_steps", "stop_sequences")
+_REQUEST_SETTINGS = (
+    *("temperature", "top_k", "top_p", "seed", "max_tokens"),
+    *("scene_file", "free_text", "max_steps", "stop_sequences"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

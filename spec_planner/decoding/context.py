@@ -13,9 +13,9 @@ CHUNK = 64  # prompt tokens per pass; an interrupt is seen between chunks
 class Context:
     """Feeds prompts chunk by chunk and keeps the chunks that two prompts in a row share.
 
-    Only whole chunks are kept, on a grid that starts at position 0, so every key and value stems from the same pass over
-    the same rows as after a cold start: a warm start changes no bit. What was decoded after a prompt came from passes of
-    another width and is dropped. One object serves all runs on a target, as long as nobody else feeds it.
+    Only whole chunks are kept, on a grid that starts at position 0, so every key and value stems from the same pass
+    over the same rows as after a cold start: a warm start changes no bit. What was decoded after a prompt came from
+    passes of another width and is dropped. One object serves all runs on a target, as long as nobody else feeds it.
     """
 
     def __init__(self) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from .accept import Acceptance, Rule, TargetLaws
 from .context import CHUNK, Context
 from .contracts import (
@@ -206,7 +208,10 @@ class _Run:
 
             def constrained(node: int) -> Law:
                 branch = [int(token) for token in tree.tokens[tree.ancestor_mask[node]][1:]] if tree else []
-                return Law.from_logits(output.logits_row(node), self.sampling, constraint.allowed(self.said + branch))
+                allowed = constraint.allowed(self.said + branch)
+                if allowed is not None and np.count_nonzero(allowed) == 1:
+                    return Law.point(int(allowed.argmax()))  # whatever the logits are: the row is not fetched
+                return Law.from_logits(output.logits_row(node), self.sampling, allowed)
 
             return constrained
         if self.sampling.greedy:

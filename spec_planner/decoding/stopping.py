@@ -20,8 +20,8 @@ class Stopping:
         stop_ids: a token that ends the run; it is emitted as the last one.
         deadline: on ``clock``'s scale, in seconds; a pass that would not end before it is not begun.
         cancelled: asked before every pass.
-        scan: given the newly emitted tokens, once and in order; how many of them to keep if a stop sequence of text ends
-            within them, else None.
+        scan: given the newly emitted tokens, once and in order; how many of them to keep if a stop sequence of text
+            ends within them, else None.
     """
 
     max_tokens: int

@@ -1,7 +1,7 @@
 """Instruction, skills, scene and history → the chat messages a target plans from.
 
 What changes least comes first (skills, then the scene, then what was done, then the task), so that the next goal finds
-most of its prompt in the KV cache. A target fine-tuned for this very text (``spec-planner finetune``) needs no examples.
+most of its prompt in the KV cache. A target fine-tuned for this text (``spec-planner finetune``) needs no examples.
 
 The examples for other targets were worded and ordered by trial on SmolLM2-135M-Instruct, greedy, over
 ``config/instructions.txt``. A model this small copies the form and the length of its examples, the last one most: so
@@ -121,7 +121,7 @@ def plan_text(lines: Sequence[str]) -> str:
 
 
 def _shown(skill: Skill) -> str:
-    """The signature, with what a number or a choice may be: ``heat(object, temperature in C)``, ``drive(slow|fast)``."""
+    """The signature, with what numbers and choices may be: ``heat(object, temperature in C)``, ``drive(slow|fast)``."""
     return f"{skill.name}({', '.join(map(_shown_parameter, skill.parameters))})"
 
 

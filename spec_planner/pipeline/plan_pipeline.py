@@ -175,7 +175,8 @@ class PlanPipeline:
 
     def warm_up(self) -> None:
         """Run the passes a request will run once, so that the first request does not pay for lazy initialisation."""
-        ids = self.prompt_ids(PlanRequest("Bring the cup.", SamplingParams(), _WARM_UP_TOKENS, free_text=True))
+        request = PlanRequest("Bring the cup.", SamplingParams(), _WARM_UP_TOKENS)
+        ids = self._prepare(request).ids  # makes the grammar's own view of the tokenizer too
         settings = SamplingParams(), Stopping(_WARM_UP_TOKENS), self.rule, self._budget
         for drafter in (None, self.drafter):
             for _ in decode(self._target, drafter, PromptInput(ids), *settings, cost=self._cost):

@@ -1,0 +1,1 @@
+"""What ``spec-planner bench`` measures: plans carried out in the symbolic world, and times under load."""

@@ -1,8 +1,8 @@
-"""``python -m spec_planner.demo [--instruction TEXT] [--drafter NAME|DIR]``: what ``make demo`` runs.
+"""``python -m spec_planner.demo [--instruction TEXT] [--scene FILE] [--drafter NAME]``: what ``make demo`` runs.
 
-Starts ``planner_node`` as its own process, drives its lifecycle services, sends one instruction to its action server
-from this process over DDS (this machine only, a domain of its own), speculative and plain in turn on the same engine,
-and compares. Exit code 0 only when everything worked and all tokens are identical; 130 after Ctrl-C.
+Starts ``planner_node`` as its own process, drives its lifecycle services, sends one instruction and a scene to its
+action server from this process over DDS (this machine only, a domain of its own), speculative and plain in turn on the
+same engine, and compares. Exit code 0 only when everything worked and all tokens are identical; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import sys
 import time
 from typing import Any
 
+from ..resources import shared_file
 from .node_process import DemoError, NodeProcess
-from .report import Run, first_difference, table
+from .report import Run, first_difference, table, warm_start
 
-INSTRUCTION = "Put the cup in the sink."
+INSTRUCTION = "Put the milk on the table."
+SCENE = "config/scenes/household.yaml"
 ROUNDS = 3  # timed runs of each kind, after one of each to warm up
 START_S, LOAD_S, GOAL_S = 30.0, 300.0, 300.0  # patience with a slow machine
 NODE_NAME = "planner"
+_SCENE_HELP = f"YAML scene; by default {SCENE}, and '' is none: names are then free"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,22 +48,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _demonstrate(options: argparse.Namespace) -> int:
     try:
-        from .client import PlannerClient, Scene
+        from .client import PlannerClient
+        from .scene import read_scene
     except ImportError as error:
         raise DemoError(f"the demo needs ROS 2's Python packages ({error}): run make setup first") from error
-    parameters = {"drafter": options.drafter, "model": options.model}
+    scene_file = str(shared_file(SCENE)) if options.scene is None else options.scene
+    scene, described = read_scene(scene_file, options.skills)
+    parameters = {"drafter": options.drafter, "model": options.model, "skills_file": options.skills}
     settings = [part for name, value in parameters.items() for part in ("-p", f"{name}:={json.dumps(value)}")]
     node = NodeProcess(["--ros-args", *settings], dict(os.environ))
     client = None
     try:
         client = PlannerClient(NODE_NAME, node.check)
-        _introduce(options.instruction, node.pid)
+        _introduce(options.instruction, described, node.pid)
         _timed("start", lambda: client.wait_for_node(START_S))
         _timed("configure", lambda: _or_say_why(node, lambda: client.configure(LOAD_S)))
         info = _timed("activate", lambda: _or_say_why(node, lambda: client.activate(LOAD_S)))
         print(f"  target       {info.name}, {info.precision} on {info.device} ({info.engine})")
         print(f"  drafter      {info.drafter}, up to {info.num_draft_tokens} tokens; rule {info.rule}\n")
-        return _compare(client, options.instruction, Scene(tuple(options.object), tuple(options.place)))
+        return _compare(client, options.instruction, scene)
     finally:
         _stop(client, node)
 
@@ -80,7 +86,8 @@ def _compare(client: Any, instruction: str, scene: Any) -> int:
     plain_runs, speculative_runs = runs["plain"], runs["speculative"]
     print()
     print(table(plain_runs[1:], speculative_runs[1:]))
-    print(f"  (medians of {ROUNDS} runs each, in turn, on the same engine, after one of each to warm up)\n")
+    print(f"  (medians of {ROUNDS} runs each, in turn, on the same engine, after one of each to warm up)")
+    print(f"  {warm_start(speculative_runs[0], [*speculative_runs[1:], *plain_runs])}\n")
     difference = first_difference(plain_runs, speculative_runs)
     print(f"identical: {'no' if difference else 'yes'}")
     problems = [difference] if difference else []
@@ -93,9 +100,10 @@ def _compare(client: Any, instruction: str, scene: Any) -> int:
     return 1 if problems else 0
 
 
-def _introduce(instruction: str, pid: int) -> None:
+def _introduce(instruction: str, scene: str, pid: int) -> None:
     print("spec_planner demo")
     print(f"  instruction  {instruction}")
+    print(scene)
     domain = os.environ["ROS_DOMAIN_ID"]
     print(f"  node         /{NODE_NAME}, process {pid}, ROS domain {domain}, this machine only")
 
@@ -150,8 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--instruction", default=given("SPEC_PLANNER_DEMO_INSTRUCTION") or INSTRUCTION)
     parser.add_argument("--drafter", default=given("SPEC_PLANNER_DEMO_DRAFTER") or "lookup")
     parser.add_argument("--model", default="default", help="a local Hugging Face model directory")
-    parser.add_argument("--object", action="append", default=[], metavar="X", help="an object in the scene; repeat")
-    parser.add_argument("--place", action="append", default=[], metavar="Y", help="a place in the scene; repeat")
+    parser.add_argument("--scene", default=given("SPEC_PLANNER_DEMO_SCENE"), metavar="FILE", help=_SCENE_HELP)
+    parser.add_argument("--skills", default="", metavar="FILE", help="YAML skills; by default the household ones")
     return parser
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import rclpy
@@ -18,20 +17,12 @@ from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 
 from spec_planner_msgs.action import GeneratePlan
-from spec_planner_msgs.msg import EngineInfo
+from spec_planner_msgs.msg import EngineInfo, Scene
 
 from .node_process import DemoError
 from .report import Run
 
 TURN_S = 0.05  # longest wait before the node's health is looked at again
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What the goal says the robot can refer to."""
-
-    objects: tuple[str, ...]
-    places: tuple[str, ...]
 
 
 class PlannerClient:
@@ -77,7 +68,7 @@ class PlannerClient:
         Raises:
             DemoError: the goal was rejected, aborted, or took too long.
         """
-        goal = GeneratePlan.Goal(instruction=instruction, objects=scene.objects, places=scene.places, plain=plain)
+        goal = GeneratePlan.Goal(instruction=instruction, scene=scene, plain=plain)
         began = time.monotonic()
 
         def feedback(message: Any) -> None:
@@ -131,4 +122,6 @@ def read_run(result: Any, total_ms: float) -> Run:
         time_to_first_step_ms=None if math.isnan(first_step_ms) else first_step_ms,
         total_ms=total_ms,
         exact=result.metrics.exact,
+        prompt_tokens=result.metrics.prompt_tokens,
+        reused_tokens=result.metrics.reused_tokens,
     )

@@ -9,7 +9,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Run:
-    """One goal, seen from the client. Times are milliseconds; ``total_ms`` includes the way over DDS."""
+    """One goal, seen from the client. Times are milliseconds; ``total_ms`` (full plan) includes the way over DDS."""
 
     tokens: tuple[int, ...]
     num_steps: int
@@ -20,6 +20,8 @@ class Run:
     time_to_first_step_ms: float | None
     total_ms: float
     exact: bool
+    prompt_tokens: int
+    reused_tokens: int  # of the prompt, kept from the goal before
 
 
 def first_difference(plain: Sequence[Run], speculative: Sequence[Run]) -> str:
@@ -65,9 +67,19 @@ def table(plain: Sequence[Run], speculative: Sequence[Run]) -> str:
             [r.time_to_first_step_ms for r in plain],
             [r.time_to_first_step_ms for r in speculative],
         ),
-        _times("total over DDS, ms", [r.total_ms for r in plain], [r.total_ms for r in speculative]),
+        _times("time to full plan, ms", [r.total_ms for r in plain], [r.total_ms for r in speculative]),
     ]
     return "\n".join(f"  {name:<25}{left:>12}{right:>14}{ratio:>11}".rstrip() for name, left, right, ratio in rows)
+
+
+def warm_start(first: Run, later: Sequence[Run]) -> str:
+    """What a goal gains from the prompt of the one before."""
+    cold, warm = first.time_to_first_token_ms, median(run.time_to_first_token_ms for run in later)
+    kept = median(run.reused_tokens for run in later)
+    return (
+        f"time to first token on the first goal (cold): {cold:.1f} ms; on the others (warm):\n"
+        f"  {warm:.1f} ms, because {kept:.0f} of their {later[0].prompt_tokens} prompt tokens were kept"
+    )
 
 
 def _counts(name: str, plain: Sequence[float], speculative: Sequence[float], form: str) -> tuple[str, str, str, str]:

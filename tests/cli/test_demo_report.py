@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from spec_planner.demo import node_process
+from spec_planner.demo.__main__ import SCENE
 from spec_planner.demo.node_process import DemoError, NodeProcess
-from spec_planner.demo.report import Run, first_difference, table
+from spec_planner.demo.report import Run, first_difference, table, warm_start
+from spec_planner.resources import shared_file
 
-PLAIN = Run((1, 2, 3, 4), 2, 1.0, 3, 40.0, 200.0, 500.0, 320.0, True)
+PLAIN = Run((1, 2, 3, 4), 2, 1.0, 3, 40.0, 200.0, 500.0, 320.0, True, 400, 0)
 FAST = dataclasses.replace(PLAIN, acceptance_length=2.0, time_per_output_token_ms=20.0, time_to_first_step_ms=250.0)
 
 
@@ -42,6 +44,37 @@ def test_table_without_a_step() -> None:
     none = dataclasses.replace(PLAIN, time_to_first_step_ms=None)
     row = next(line for line in table([none], [none]).splitlines() if "first step" in line)
     assert row.split()[-2:] == ["-", "-"]
+
+
+def test_what_a_warm_start_gains() -> None:
+    warm = dataclasses.replace(PLAIN, time_to_first_token_ms=20.0, reused_tokens=384)
+    said = warm_start(PLAIN, [warm, warm])
+    assert max(map(len, f"  {said}".splitlines())) <= 80
+    assert "200.0 ms" in said and "20.0 ms" in said and "384 of their 400 prompt tokens" in said
+
+
+def test_the_shipped_scene_becomes_the_message_that_reads_back_as_it() -> None:
+    pytest.importorskip("spec_planner_msgs")
+    from spec_planner.demo.scene import read_scene
+    from spec_planner.language.scene import load_scene
+    from spec_planner.language.skills import load_skills
+    from spec_planner.nodes import conversions
+
+    file, skills = shared_file(SCENE), load_skills()
+    message, described = read_scene(str(file), "")
+    assert conversions.scene(message, skills, "the demo's scene") == load_scene(file, skills)
+    assert max(map(len, described.splitlines())) <= 80 and "milk at fridge" in described
+    assert read_scene("", "")[0] == type(message)()
+
+
+def test_a_scene_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("spec_planner_msgs")
+    from spec_planner.demo.scene import read_scene
+
+    file = tmp_path / "scene.yaml"
+    file.write_text("places: [hall, hall]\n", encoding="utf-8")
+    with pytest.raises(DemoError, match=r"scene.yaml, line 1: 'hall' is listed twice"):
+        read_scene(str(file), "")
 
 
 @pytest.fixture

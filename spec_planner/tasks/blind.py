@@ -23,8 +23,8 @@ def blind_plan(
     for s, says_source in zip(said, instruction.says_source, strict=True):
         if s.clause.each or not s.clause.blind:
             raise Dead
-        groups = list(s.names.items())
-        for index in range(max(len(group) for _, group in groups)):
+        groups = list(s.names.items())  # a clause of nothing but a remark has no steps
+        for index in range(max((len(group) for _, group in groups), default=1)):
             binding = dict(constants) | {role: group[min(index, len(group) - 1)] for role, group in groups}
             thing = binding.get("x", "")
             source = draft.at.get(thing, "") if says_source else ""
@@ -50,7 +50,20 @@ def blind_plan(
                     known[thing] = robot_at = source
                 elif "p" in roles and "x" in roles:
                     known[thing] = binding["p"]
+                if robot_at in draft.places and not _fits(domain, skill, draft.places[robot_at].kind):
+                    raise Dead
                 lines.append(f"{skill}({', '.join(values)})")
     return tuple(lines)
 
 
+
+
+def _fits(domain: Domain, skill: str, kind: str) -> bool:
+    """Whether a thing can be got at a place of ``kind`` with ``skill``: goods in a truck are unloaded, not lifted."""
+    entry = domain.skills.by_name[skill]
+    kinds = {variable.name: variable.kind for variable in entry.variables}
+    return all(
+        domain.skills.is_a(kind, kinds[condition.fact.arguments[1]])
+        for condition in entry.preconditions
+        if condition.fact.predicate == "at" and condition.fact.arguments[1] in kinds
+    )

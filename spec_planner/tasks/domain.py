@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,10 @@ class PlaceSort:
     kind: str
     preposition: str
     names: tuple[str, ...]
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+
+    def preposition_of(self, name: str) -> str:
+        return self.exceptions.get(name, self.preposition)
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,7 @@ class Clause:
         each, but: for all things of a pattern; ``but`` is the role of the exception.
         blind: steps where nothing is known about the scene. ``go_to(s)?`` only if the instruction says s, ``!`` must be
             said.
-        values: numbers and choices by role: ``{v: [1, 2]}``.
-        needs: kinds of place that must be in the scene, by role.
+        steps: plan lines for what no fact tells, such as ``report(m)``; only in an activity's last clause.
         phrases, held_out: of training, and never in it.
     """
 
@@ -69,6 +72,7 @@ class Clause:
     each: Each | None
     but: str
     blind: tuple[str, ...]
+    steps: tuple[str, ...]
     phrases: Phrases
     held_out: Phrases
 
@@ -102,10 +106,12 @@ class Domain:
     places: Mapping[str, PlaceSort]
     groups: Mapping[str, tuple[str, ...]]
     spots: Mapping[str, tuple[str, ...]]
+    also: Mapping[str, tuple[str, ...]]  # where chance may put things besides
     homes: Mapping[str, tuple[str, ...]]
     values: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, str]  # parameter of a skill → what it is unless the instruction says otherwise
     failures: Mapping[str, tuple[str, ...]]
+    single: frozenset[str]  # sorts of place of which a scene has one at most
     clauses: Mapping[str, Clause]
     activities: Mapping[str, Activity]
 
@@ -129,22 +135,24 @@ def load_domain(name: str) -> Domain:
     return Domain(
         name=name,
         skills=load_skills(shared_file(f"config/skills/{data['skills']}.yaml")),
-        things=_lists(data["things"]),
+        things={key: _expand(names) for key, names in data["things"].items()},
         kinds=data.get("kinds", {}),
         states=_lists(data.get("states", {})),
         adjectives=_lists(data.get("adjectives", {})),
         plural=frozenset(data.get("plural", ())),
         bare=frozenset(data.get("bare", ())),
         places={
-            key: PlaceSort(key, entry["kind"], entry["prep"], tuple(map(str, entry["names"])))
+            key: PlaceSort(key, entry["kind"], entry["prep"], _expand(entry["names"]), entry.get("but", {}))
             for key, entry in data["places"].items()
         },
         groups=_lists(data.get("groups", {})),
         spots=_lists(data["spots"]),
+        also=_lists(data.get("also", {})),
         homes=_lists(data["homes"]),
         values=_lists(data.get("values", {})),
         constants={key: str(value) for key, value in data.get("constants", {}).items()},
         failures=_lists(data.get("failures", {})),
+        single=frozenset(data.get("single", ())),
         clauses=clauses,
         activities={key: _activity(key, entry, clauses) for key, entry in data["activities"].items()},
     )
@@ -164,6 +172,21 @@ def _lists(entries: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, ...]]:
     return {str(key): tuple(map(str, values)) for key, values in entries.items()}
 
 
+def _expand(names: Sequence[Any]) -> tuple[str, ...]:
+    """``shelf <A-B><1-2>`` → shelf A1, shelf A2, shelf B1, shelf B2."""
+    found: list[str] = []
+    for name in map(str, names):
+        match = re.search(r"<(\w+)-(\w+)>", name)
+        if match is None:
+            found.append(name)
+            continue
+        low, high = match.groups()
+        letters = [chr(c) for c in range(ord(low), ord(high) + 1)] if low.isalpha() else []
+        values = letters or [str(number) for number in range(int(low), int(high) + 1)]
+        found += _expand([name.replace(match.group(0), value, 1) for value in values])
+    return tuple(found)
+
+
 def _clause(name: str, entry: Mapping[str, Any]) -> Clause:
     conditions = {key: tuple(map(parse_condition, entry.get(key, ()))) for key in ("start", "by", "goal")}
     each = entry.get("each")
@@ -176,6 +199,7 @@ def _clause(name: str, entry: Mapping[str, Any]) -> Clause:
         Each(each[0], parse_condition(each[1]), each[2], each[3]) if each else None,
         entry.get("but", ""),
         tuple(entry.get("blind", ())),
+        tuple(entry.get("steps", ())),
         _phrases(entry),
         _phrases(entry.get("held_out", {})),
     )

@@ -127,7 +127,8 @@ class Draft:
             if len(self.places) >= places:
                 break
             sort = self.random.choice(list(self.domain.places))
-            if sort != "user":
+            single = sort in self.domain.single and any(s.name == sort for s in self.places.values())
+            if sort != "user" and not single:
                 self._try(lambda sort=sort: self.add_place((sort,)))
         for _ in range(30):
             if len(self.objects) >= objects:
@@ -160,7 +161,7 @@ class Draft:
         else:
             # The place first, or most would crowd into the one place that takes everything.
             place = self.random.choice([n for n in self.places if n not in self.reserved] or [""])
-            sorts = [s for s, spots in self.domain.spots.items() if place and self.places[place].name in spots]
+            sorts = [s for s in self.domain.spots if place and self.places[place].name in self._found(s)]
             if not sorts:
                 raise Dead
             name = self.add_object(tuple(sorts))
@@ -172,6 +173,9 @@ class Draft:
             del self.objects[name]
             raise Dead
         self.at[name] = self.random.choice(there)
+
+    def _found(self, sort: str) -> tuple[str, ...]:
+        return (*self.domain.spots[sort], *self.domain.also.get(sort, ()))
 
     def _chance(self, name: str, kind: str, sort: str) -> None:
         for key in dict.fromkeys((kind, sort)):

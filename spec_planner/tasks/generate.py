@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,10 +29,11 @@ _TRIES = 2000  # draws in a row that may come to nothing
 
 @dataclass(frozen=True)
 class SubGoal:
-    """One ground thing to want: what to make true on the way, then the goal, and steps' numbers and choices."""
+    """One ground thing to want: what to make true on the way, then the goal, then steps that no fact tells of."""
 
     by: tuple[Condition, ...]
     goal: tuple[Condition, ...]
+    steps: tuple[str, ...] = ()
 
 
 def generate(
@@ -124,7 +126,7 @@ class _Drawing:
         said = [self._with_source(s, moved) for s, moved in _moved_before(said)]
         goals = [goal for s in said for goal in self._subgoals(s, scene, state)]
         constants = self._constants(said)
-        stages = [condition for goal in goals for condition in (*goal.by, *goal.goal)]
+        stages = [stage for goal in goals for stage in (*goal.by, *goal.goal, *goal.steps)]
         found = self.expert.plan(scene, state, stages, constants)
         goal = _final_goal(goals, found[1]) if found else ()
         if not found or len(found[0]) < 2 or not goal or not self._each_matters(goals, state):
@@ -287,7 +289,9 @@ class _Drawing:
         groups = [role for role, group in names.items() if len(group) > 1]
         for index in range(max(len(group) for group in names.values())) if names else ():
             binding = {role: group[index if role in groups else 0] for role, group in names.items()}
-            yield SubGoal(*(tuple(_bind(c, binding) for c in part) for part in (clause.by, clause.goal)))
+            by, goal = (tuple(_bind(c, binding) for c in part) for part in (clause.by, clause.goal))
+            steps = tuple(re.sub(r"\b[a-z]+\b(?=[,)])", lambda m, b=binding: b[m.group()], s) for s in clause.steps)
+            yield SubGoal(by, goal, steps)
 
     def _matches(self, clause: Clause, names: Mapping[str, tuple[str, ...]], thing: str, state: State) -> bool:
         assert clause.each is not None
@@ -303,7 +307,9 @@ class _Drawing:
 
     def _each_matters(self, goals: list[SubGoal], state: State) -> bool:
         """Nothing is asked for that is so already, but to close what must be opened on the way."""
-        return all(not reached(state, goal.goal) or goal.goal[0].fact.predicate == "closed" for goal in goals)
+        return all(
+            not goal.goal or not reached(state, goal.goal) or goal.goal[0].fact.predicate == "closed" for goal in goals
+        )
 
 
 def _activities(domain: Domain, held_out: bool) -> list[Activity]:

@@ -22,7 +22,7 @@ def interrupted(
     scene: Scene,
     mapping: Mapping[str, Any],
     plan: Sequence[str],
-    stages: Sequence[Condition],
+    stages: Sequence[Condition | str],
     goal: tuple[Condition, ...],
     constants: Mapping[str, str],
     fixed: bool,
@@ -114,10 +114,13 @@ def _decisive(state: State, domain: Domain) -> set[Fact]:
     return {fact for fact in state if fact.predicate in needed}
 
 
-def _still_to_do(stages: Sequence[Condition], states: Sequence[State]) -> Sequence[Condition]:
+def _still_to_do(stages: Sequence[Condition | str], states: Sequence[State]) -> Sequence[Condition | str]:
     """The stages not reached so far, in order; one that a later one undoes is not done twice."""
     done = 0
     for state in states:
-        while done < len(stages) and reached(state, (stages[done],)):
+        while done < len(stages):
+            stage = stages[done]
+            if isinstance(stage, str) or not reached(state, (stage,)):
+                break
             done += 1
     return stages[done:]

@@ -31,11 +31,12 @@ class Expert:
         return len(self._solved)
 
     def plan(
-        self, scene: Scene, state: State, stages: Sequence[Condition], constants: Mapping[str, str]
+        self, scene: Scene, state: State, stages: Sequence[Condition | str], constants: Mapping[str, str]
     ) -> tuple[tuple[str, ...], State] | None:
         """Plan lines that reach the stages one after the other, and the state they end in.
 
         Args:
+            stages: conditions to reach one after the other; a plan line among them is a step to take then.
             constants: value of each parameter that is a number or a choice and follows from no condition.
 
         Returns:
@@ -44,6 +45,10 @@ class Expert:
         lines: list[str] = []
         states = [state]
         for stage in stages:
+            if isinstance(stage, str):
+                lines.append(stage)
+                states.append(apply(states[-1], read_step(stage, self.skills), self.skills, scene))
+                continue
             if reached(states[-1], (stage,)):
                 continue
             steps = self._steps(scene, states[-1], stage, constants)

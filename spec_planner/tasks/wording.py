@@ -11,7 +11,7 @@ from .domain import Clause, Domain, read_data
 from .draft import Dead, Draft
 
 SENTENCES = "config/tasks/sentences.yaml"
-_SLOT = re.compile(r"\{(in )?([a-z]+)(?::([^}/]+)/([^}]+))?\}")
+_SLOT = re.compile(r"\{(in |a )?([a-z]+)(?::([^}/]+)/([^}]+))?\}")
 _SHORT = 0.12  # how often "the red cup" is just "the cup", where that is clear
 
 
@@ -69,10 +69,12 @@ class Speaker:
             number = f"h{[*phrases.say, *phrases.state].index(phrase)}" if novel[index] else all_phrases.index(phrase)
             tags.append(f"{said.clause.name}.{number}")
             main = next(iter(said.names.values()), ("",))
-            again = main[0] if len(main) == 1 and not states and main[0] == before and not phrase.startswith("{") else ""
+            source = "{s}" in phrase or "{in s}" in phrase
+            fluent = len(main) == 1 and not states and not source and not phrase.startswith("{")
+            again = main[0] if fluent and main[0] == before else ""
             texts.append(self._render(phrase, said, again if self.random.random() < 0.6 else ""))
             moods.append(states)
-            sources.append("{s}" in phrase or "{in s}" in phrase)
+            sources.append(source)
             before = main[0] if len(main) == 1 and len(said.names) and main[0] in self.draft.objects else ""
         if statements:
             text, tag = self._sentences(texts, moods, data)
@@ -107,6 +109,8 @@ class Speaker:
             names = said.names.get(role) or (said.source,)
             if one:
                 return many if len(names) > 1 or names[0] in self.domain.plural or self._noun(names[0]) else one
+            if inside == "a ":
+                return f"{'an' if names[0][0] in 'aeiou' else 'a'} {names[0]}"
             if inside:
                 return f"{self._preposition(names[0])} {self._the(names[0])}"
             if names == (again,):
@@ -122,9 +126,11 @@ class Speaker:
         return name.split(" ", 1)[-1] in self.domain.plural
 
     def _preposition(self, name: str) -> str:
-        return self.draft.places[name].preposition if name in self.draft.places else "with"
+        return self.draft.places[name].preposition_of(name) if name in self.draft.places else "with"
 
     def _the(self, name: str) -> str:
+        if name not in self.draft.objects and name not in self.draft.places:
+            return name  # a number or a choice
         place = self.draft.places.get(name)
         person = place is not None and place.kind == "person"
         return self.domain.the(self._short.get(name) or self._shorten(name), person)

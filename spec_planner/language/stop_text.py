@@ -26,6 +26,14 @@ class StopText:
             self._tail = text[-(max(map(len, self._sequences)) - 1) :] if max(map(len, self._sequences)) > 1 else ""
         return None
 
+    def held_back(self, text: str) -> int:
+        """Length of the end of ``text`` that may be the beginning of a sequence, and so is not to be shown yet."""
+        longest = max(map(len, self._sequences), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(sequence.startswith(text[-length:]) for sequence in self._sequences):
+                return length
+        return 0
+
     def cut(self, text: str) -> str:
         """``text`` up to the first sequence in it."""
         return text[: min((text.find(s) for s in self._sequences if s in text), default=len(text))]

@@ -33,6 +33,7 @@ class Answer:
         self.thinking = ""
         self._think_end, self._thought_ended = think_end, think_end is None
         self._stop = stop
+        self._held = ""  # text that may be the beginning of a stop sequence
         self.parser = PlanParser(skills, scene, eager=valid_by_construction)
         self._decoder = IncrementalDecoder(tokenizer, tokenizer.encode(start))
         self._thought = IncrementalDecoder(tokenizer)
@@ -52,9 +53,11 @@ class Answer:
         text = self._decoder.push(fresh)
         if step.finish:
             text += self._decoder.finish()
+        text = self._held + text
         if step.finish == "stop_sequence":
-            already = len(self.parser.text)
-            text = self._stop.cut(self.parser.text + text)[already:]
+            text = self._stop.cut(text)
+        shown = len(text) if step.finish else len(text) - self._stop.held_back(text)
+        text, self._held = text[:shown], text[shown:]
         new_steps = self.parser.feed(text)
         if step.finish:
             new_steps += self.parser.finish()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,8 @@ def write_merged(
 ) -> None:
     """A complete checkpoint in ``out`` (which must not exist or be empty): ``model``'s files, its weights merged.
 
+    ``out`` appears complete or not at all.
+
     Raises:
         ModelError: the two do not fit, or ``out`` is not empty.
     """
@@ -133,16 +136,22 @@ def write_merged(
         with safe_open(path, framework="pt") as file:
             names.update(file.keys())
     _check_names(names, adapter)
-    out.mkdir(parents=True, exist_ok=True)
-    for path in model.iterdir():
-        if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model", ".md"):
-            shutil.copyfile(path, out / path.name)
-    for path in paths:
-        report(f"merging {path.name}")
-        with safe_open(path, framework="pt") as file:
-            merged = {name: adapter.merge(name, file.get_tensor(name)).contiguous() for name in file.keys()}  # noqa: SIM118
-            save_file(merged, out / path.name, metadata=file.metadata() or {"format": "pt"})
-    write_note(out, adapter)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".merging-", dir=out.parent))
+    try:
+        for path in model.iterdir():
+            if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model", ".md"):
+                shutil.copyfile(path, scratch / path.name)
+        for path in paths:
+            report(f"merging {path.name}")
+            with safe_open(path, framework="pt") as file:
+                merged = {name: adapter.merge(name, file.get_tensor(name)).contiguous() for name in file.keys()}  # noqa: SIM118
+                save_file(merged, scratch / path.name, metadata=file.metadata() or {"format": "pt"})
+        write_note(scratch, adapter)
+        scratch.chmod(0o755)
+        scratch.rename(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # gone already after the rename
 
 
 def write_note(directory: Path, adapter: Adapter) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +145,9 @@ def _task(line: str, where: str, directory: Path, skills: dict[str, SkillSet], u
         domain, history, plan = raw["domain"], raw.get("history") or {}, tuple(raw["plan"])
         if domain not in skills:
             skills[domain] = _load_skills(directory, domain, update)
-        if not plan or not all(isinstance(step, str) for step in (*plan, raw["instruction"])):
-            raise TypeError("plan must be a list of steps, instruction a text")
+        texts = [*plan, raw["instruction"], raw["split"]]
+        if not plan or not isinstance(raw["plan"], list) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("plan must be a list of steps, instruction and split a text")
         return Task(
             domain,
             raw["split"],
@@ -163,6 +165,8 @@ def _task(line: str, where: str, directory: Path, skills: dict[str, SkillSet], u
 def _load_skills(directory: Path, domain: str, update: Callable[[bytes], None]) -> SkillSet:
     from ..language.skills import load_skills
 
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", domain):
+        raise TypeError(f"domain {domain!r} is no skill file's name")
     path = Path(directory) / "skills" / f"{domain}.yaml"
     if not path.is_file():
         path = shared_file(f"config/skills/{domain}.yaml")

@@ -37,7 +37,6 @@ class Progress:
     pack: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    finished: bool = False
     evaluations: list[dict[str, float]] = field(default_factory=list)
 
 

@@ -92,7 +92,6 @@ class Trainer:
     def resume(self) -> None:
         """Raises ``RunError`` if there is nothing to continue or the recipe is another one."""
         self.progress = load_state(self._saving.out, self._saving.recipe, self._model.parameters, self._optimizer)
-        self.progress.finished = False
 
     def run(self) -> bool:
         """Train to the schedule's end; False if stopped early. The state is on disk either way."""
@@ -116,7 +115,6 @@ class Trainer:
             if due:
                 self.save()
                 saved = time.monotonic()
-        self.progress.finished = True
         self.save()
         return True
 

@@ -47,7 +47,7 @@ def write_tasks(directory: Path, count: int = 24, seed: int = 0) -> Path:
 
 
 def random_examples(seed: int, vocabulary: int = 320) -> list[Example]:
-    """Sequences that share a system part, some a scene too, two even the answer's first tokens; and one that is alone."""
+    """Sequences that share a system part, some a scene too, two their first answer tokens; and one alone."""
     rng = np.random.default_rng(seed)
 
     def ids(length: int) -> list[int]:

@@ -24,7 +24,7 @@ from spec_planner_msgs.action import GeneratePlan
 from ..language.plan import Scene
 from ..pipeline.plan_pipeline import PlanPipeline
 from ..pipeline.types import PlanProgress, PlanResult
-from . import conversions, parameters, qos
+from . import conversions, incoming, parameters, qos
 from .decode_worker import DecodeWorker, Finished, Job, News, empty_result
 from .diagnostics import PlannerDiagnostics
 
@@ -128,7 +128,7 @@ class GoalServer:
         self._goals[bytes(goal_id.uuid)] = goal
         try:
             config = parameters.read_config(self._node)
-            plan_request = conversions.plan_request(request, config, self._pipeline.skills, self._scene(), now)
+            plan_request = incoming.plan_request(request, config, self._pipeline.skills, self._scene(), now)
         except ValueError as problem:
             self._end(goal, empty_result(), "refused", str(problem))
             return

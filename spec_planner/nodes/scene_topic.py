@@ -10,7 +10,7 @@ from rclpy.node import Node
 from spec_planner_msgs.msg import Scene as SceneMessage
 
 from ..language.plan import Scene, SkillSet
-from . import conversions, qos
+from . import incoming, qos
 from .diagnostics import PlannerDiagnostics
 
 WHERE = "the scene on ~/scene"  # what errors call it
@@ -58,7 +58,7 @@ class SceneTopic:
     def _take(self, message: SceneMessage, skills: SkillSet) -> None:
         """An empty scene withdraws the one before."""
         try:
-            taken = None if conversions.is_empty(message) else conversions.scene(message, skills, WHERE)
+            taken = None if incoming.is_empty(message) else incoming.scene(message, skills, WHERE)
         except ValueError as problem:
             self._logger.warning(f"scene refused, the former one stays: {problem}")
             self._diagnostics.scene_problem = str(problem)

@@ -58,11 +58,11 @@ def test_the_shipped_scene_becomes_the_message_that_reads_back_as_it() -> None:
     from spec_planner.demo.scene import read_scene
     from spec_planner.language.scene import load_scene
     from spec_planner.language.skills import load_skills
-    from spec_planner.nodes import conversions
+    from spec_planner.nodes import incoming
 
     file, skills = shared_file(SCENE), load_skills()
     message, described = read_scene(str(file), "")
-    assert conversions.scene(message, skills, "the demo's scene") == load_scene(file, skills)
+    assert incoming.scene(message, skills, "the demo's scene") == load_scene(file, skills)
     assert max(map(len, described.splitlines())) <= 80 and "milk at fridge" in described
     assert read_scene("", "")[0] == type(message)()
 

@@ -24,24 +24,25 @@ from tests.fakes import ScriptedOutput, ScriptedTarget
 from tests.nodes import control
 
 ANSWER = " go_to(kitchen)\n2. pick(red cup)\n3. go_to(table)\n4. put(red cup, table)"
-END = 256
+THOUGHT = "The cup is in the kitchen, s\u00ed."
+END, THINK_END = 256, 257
 PASS_SECONDS = 0.002
 CONTEXT_LENGTH = 32_768  # of bytes: five hundred skills take eight thousand
 
 
 class ByteTokenizer:
-    """A token per byte of UTF-8, and one for the end."""
+    """A token per byte of UTF-8, one for the end, and one for the end of a thought, if it thinks."""
 
-    vocabulary_size = END + 1
+    vocabulary_size = THINK_END + 1
     stop_ids = frozenset({END})
-    think_end = None
 
-    def __init__(self) -> None:
+    def __init__(self, thinks: bool = False) -> None:
         """``backend`` says the same to the grammar's library."""
+        self.think_end = THINK_END if thinks else None
         self.backend = Tokenizer(models.BPE(vocab={_written(byte): byte for byte in range(END)}, merges=[]))
         self.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self.backend.decoder = decoders.ByteLevel()
-        self.backend.add_special_tokens(["<end>"])
+        self.backend.add_special_tokens(["<end>", "</think>"])
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -52,7 +53,7 @@ class ByteTokenizer:
         return tuple(self.encode("\n".join([*(message["content"] for message in messages), answer_start])))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(token for token in ids if token != END).decode(errors="replace")
+        return bytes(token for token in ids if token < END).decode(errors="replace")
 
 
 def _written(byte: int) -> str:
@@ -84,10 +85,11 @@ class FaultyTarget(HeldTarget):
 def build_scripted(config: PlannerConfig, report: Callable[[str], None]) -> PlanPipeline:
     if not Path(config.model).is_dir():  # the certificate names its files
         raise ValueError(f"model {config.model!r} is not a directory: give the scripted node one")
-    tokenizer = ByteTokenizer()
+    tokenizer = ByteTokenizer(thinks=config.thinking_tokens > 0)
+    thought = [*tokenizer.encode(THOUGHT), THINK_END, *tokenizer.encode("\n\n1.")] if tokenizer.think_end else []
     kind = FaultyTarget if control.is_faulty() else HeldTarget
     target = kind(
-        [*tokenizer.encode(ANSWER), END],
+        [*thought, *tokenizer.encode(ANSWER), END],
         tokenizer.vocabulary_size,
         context_length=CONTEXT_LENGTH,
         pass_seconds=PASS_SECONDS,

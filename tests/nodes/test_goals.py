@@ -101,6 +101,22 @@ def test_a_stop_sequence_ends_the_answer(scripted: PlannerClient) -> None:
     assert (result.outcome, len(result.plan.steps)) == ("succeeded", 2) and result.plan.text.endswith("(red cup)\n")
 
 
+@pytest.mark.parametrize("budget", [200, 10])
+def test_a_thought_comes_apart_from_the_plan(scripted: PlannerClient, budget: int) -> None:
+    with scripted.reconfigured(thinking_tokens=budget):
+        assert scripted.transition("activate")
+        goal = scripted.send(TASK, scene=SCENE)
+        result = scripted.finish(goal)[1]
+        plain = scripted.plan(TASK, scene=SCENE, plain=True)[1]
+    thought = "The cup is in the kitchen, s\u00ed."
+    assert result.outcome == "succeeded" and list(result.tokens) == list(plain.tokens)
+    assert result.thinking == goal.feedback[-1].thinking == (thought if budget == 200 else thought[:10])
+    assert any(news.thinking and not news.text.strip("1.") for news in goal.feedback), "it comes before the plan"
+    assert "kitchen, s" not in result.plan.text and not result.plan.rejected
+    if budget == 200:
+        assert [step.skill for step in result.plan.steps] == ["go_to", "pick", "go_to", "put"] and result.plan.complete
+
+
 def test_a_signature_of_the_nodes_own_skill_keeps_its_types(planner: PlannerClient) -> None:
     scene = make_scene({"table": "surface", "fridge": "container"}, {"red cup": "table"})
     for seed in range(3):

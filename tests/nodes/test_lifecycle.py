@@ -39,6 +39,7 @@ def test_configure_without_a_model_refuses_and_recovers_by_parameter(
         assert (info.rule, info.exact, info.same_tokens) == ("drafter-invariant", True, True)
         assert info.exactness == "tokens"
         assert info.weight_bytes > 0 and info.kv_bytes > 0 and "pick(object)" in info.skills
+        assert set(info.kinds) >= {"object", "place", "container", "person"}
         assert any(item.key == "torch" and item.value for item in info.versions)
 
 

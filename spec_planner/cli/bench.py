@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 HELP = "Measure plans and times, plain against speculative, in one run."
 EXAMPLES = """\
 planner: times to first token (cold, warm), first step and whole plan, and deadlines kept on a busy processor, over the
-         installed instructions in the household scene; with --tasks, also how many plans reach their goals.
+         installed instructions in the household scene; with --tasks, also how many plans reach their goals; with --random,
+         whether plans for random skills, scenes and names are valid, and the same with and without the drafter.
 
 examples:
   spec-planner bench planner --quick
   spec-planner bench planner --engine onnx --precision int8 --json > planner.json
   spec-planner bench planner --tasks tasks/activity_held_out.jsonl --count 200 --only quality
+  spec-planner bench planner --random 1000 --only random
 """
 QUICK, FULL = 4, 20
+MAX_RANDOM_TOKENS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} instructions instead of {FULL}")
     parser.add_argument("--tasks", action="append", metavar="FILE", help="task file whose plans are tried; repeat")
     parser.add_argument("--count", type=int, default=100, metavar="N", help="tasks of each file (100)")
-    parser.add_argument("--only", choices=("latency", "quality"), help="measure one of the two")
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="random goals to try, at temperatures 0 and 1"
+    )
+    parser.add_argument("--only", choices=("latency", "quality", "random"), help="measure one of them")
     parser.add_argument(
         "--identity", action="store_true", help="plan every task without the drafter too and compare the tokens"
     )
@@ -59,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     config = config_from(options, "temperature", "seed", "free_text")
     if options.count < 1:
         raise ValueError(f"--count must be at least 1, got {options.count}")
+    if options.only == "random" and options.random < 1:
+        raise ValueError("--only random needs --random N: how many goals to try")
     if options.only == "quality" and not options.tasks:
         raise ValueError("--only quality needs --tasks: write some with `spec-planner tasks --out tasks/`")
     with contextlib.redirect_stdout(sys.stderr):
@@ -68,17 +76,24 @@ def run(options: argparse.Namespace) -> int:
     try:
         pipeline.warm_up()
         rows: list[dict[str, Any]] = []
-        if options.only != "quality":
+        if options.only in (None, "latency"):
             rows += latency_rows(pipeline, config, QUICK if options.quick else FULL)
         for path in options.tasks or ():
-            if options.only != "latency":
+            if options.only in (None, "quality"):
                 rows.append(quality_row(pipeline, config, Path(path), options))
+        if options.only in (None, "random"):
+            rows += [random_row(pipeline, options.random, t, options.seed or 0) for t in (0.0, 1.0) if options.random]
     finally:
         pipeline.close()
     target = dataclasses.asdict(pipeline.info)
     content = {"rows": rows, "target": target, "machine": machine(), "versions": versions(pipeline.info)}
     print(json.dumps(content, ensure_ascii=False) if options.json else table(rows))
-    return 0 if all(row.get("identical", True) in (True, row.get("identity_checked")) for row in rows) else 1
+    return (
+        0
+        if all(row.get("identical", True) in (True, row.get("identity_checked")) for row in rows)
+        and not any(row.get("invalid") for row in rows)
+        else 1
+    )
 
 
 def latency_rows(pipeline: PlanPipeline, config: PlannerConfig, count: int) -> list[dict[str, Any]]:
@@ -146,6 +161,29 @@ def quality_row(
     return {"tasks_file": path.name, "answers": mode, **summary(attempts), "by_domain": by_domain}
 
 
+def random_row(pipeline: PlanPipeline, count: int, temperature: float, seed: int) -> dict[str, Any]:
+    """Random goals: every plan must be valid, and the same with and without the drafter."""
+    from ..bench.random_goals import random_goals, try_goal
+
+    verdicts = []
+    for number, goal in enumerate(random_goals(count, seed), 1):
+        verdict = try_goal(pipeline, goal, temperature, seed, MAX_RANDOM_TOKENS)
+        if verdict.invalid or verdict.different:
+            _say(f"- goal {number}: {verdict.invalid or verdict.different}")
+        verdicts.append(verdict)
+        if number % 50 == 0 or number == count:
+            _say(f"random goals at temperature {temperature:g}: {number} of {count}")
+    return {
+        "random_goals": count,
+        "temperature": temperature,
+        "steps": sum(verdict.steps for verdict in verdicts),
+        "tokens": sum(verdict.tokens for verdict in verdicts),
+        "invalid": sum(bool(verdict.invalid) for verdict in verdicts),
+        "identity_checked": count,
+        "identical": sum(not verdict.different for verdict in verdicts),
+    }
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: one table of times, one of plans."""
     times, plans = [r for r in rows if "load" in r], [r for r in rows if "tasks_file" in r]
@@ -167,6 +205,14 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
         same = all(row.get("identical", True) for row in times)
         lines += ["", f"Medians (quartiles). Tokens identical, plain and speculative: {'yes' if same else 'NO'}.", ""]
+    for row in rows:
+        if "random_goals" in row:
+            lines += [
+                f"{row['random_goals']} random goals at temperature {row['temperature']:g}: {row['steps']} steps in "
+                f"{row['tokens']} tokens, {row['invalid']} invalid plans, tokens identical to plain decoding in "
+                f"{row['identical']} of {row['identity_checked']}.",
+                "",
+            ]
     if plans:
         lines += ["| tasks | answers | goal reached | complete | identical | tokens per pass | by domain |"]
         lines.append("|---|---|---|---|---|---|---|")

@@ -147,6 +147,7 @@ def write_merged(
             with safe_open(path, framework="pt") as file:
                 merged = {name: adapter.merge(name, file.get_tensor(name)).contiguous() for name in file.keys()}  # noqa: SIM118
                 save_file(merged, scratch / path.name, metadata=file.metadata() or {"format": "pt"})
+            (scratch / path.name).chmod(0o644)  # safetensors writes for the owner only
         write_note(scratch, adapter)
         scratch.chmod(0o755)
         scratch.rename(out)

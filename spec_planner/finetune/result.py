@@ -38,6 +38,7 @@ def write_adapter(model: AdaptedModel, base_name: str, out: Path) -> None:
         config = json.loads((scratch / CONFIG).read_text(encoding="utf-8"))
         config["target_modules"] = sorted(config["target_modules"])  # a set has another order every time
         (scratch / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (scratch / WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
         for name in (WEIGHTS, CONFIG):
             os.replace(scratch / name, out / name)
 

@@ -41,6 +41,10 @@ ALLOWED = {
     "drafters": {"numpy", *_CONTRACTS},
     "engine_trt": {"numpy", *_CONTRACTS},
     "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language"},
+    "spec_planner/bench": {
+        *{"spec_planner.pipeline", "spec_planner.language", "spec_planner.decoding.sampling"},
+        *{"spec_planner.world", "spec_planner.tasks.task", "spec_planner.resources"},
+    },
     "spec_planner/certify": {
         *{"numpy", "spec_planner.__version__", "spec_planner.config", "spec_planner.resources"},
         *{"spec_planner.decoding", "spec_planner.pipeline", "spec_planner.engines.table_target"},
@@ -48,12 +52,16 @@ ALLOWED = {
     "spec_planner/cli": {
         *{"numpy", "yaml", "spec_planner.__version__", "spec_planner.config", "spec_planner.resources"},
         *{"spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify", "spec_planner.language"},
-        *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune"},
+        *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune", "spec_planner.bench"},
         # doctor looks at what would be loaded, without loading it
-        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant", "threads")},
+        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant", "threads", "adapter")},
         "torch",
     },
-    "spec_planner/demo": {*{f"spec_planner.language.{name}" for name in ("plan", "scene", "skills")}, *_ROS},
+    "spec_planner/demo": {
+        *{f"spec_planner.language.{name}" for name in ("plan", "scene", "skills")},
+        "spec_planner.resources",
+        *_ROS,
+    },
     "spec_planner/nodes": {
         *{"numpy", "spec_planner.config", "spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify"},
         *{f"spec_planner.language.{name}" for name in ("plan", "skills", "scene", "plan_parser")},  # plain data

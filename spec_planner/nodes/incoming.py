@@ -13,7 +13,7 @@ from ..config import ConfigError, PlannerConfig
 from ..factory import make_request
 from ..language.plan import OBJECT, PLACE, History, Scene, Skill, SkillSet
 from ..language.plan_parser import PlanParser
-from ..language.scene import scene_from_mapping
+from ..language.scene import MAX_THINGS, SceneError, scene_from_mapping
 from ..language.skills import MAX_SKILLS, parse_signature
 from ..pipeline.types import PlanRequest
 
@@ -126,6 +126,8 @@ def scene(message: SceneMessage, skills: SkillSet, where: str) -> Scene:
     Raises:
         ValueError: it cannot be used; one sentence.
     """
+    if len(message.things) > MAX_THINGS:  # before looking at each of them
+        raise SceneError(f"{where}: {len(message.things)} things are more than {MAX_THINGS}: list what the task needs")
     mapping: dict[str, Any] = {"places": [], "objects": []}
     for thing in message.things:
         kind = thing.kind or OBJECT

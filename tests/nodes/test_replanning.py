@@ -40,6 +40,17 @@ def test_a_cold_start_reuses_nothing(scripted: PlannerClient) -> None:
     assert scripted.plan(TASK)[1].metrics.reused_tokens == 0
 
 
+def test_what_is_kept_changes_no_token(planner: PlannerClient) -> None:
+    fields = {"scene": SCENE, "max_tokens": 60, "override_sampling": True, "temperature": 1.0, "seed": 5}
+    with planner.inactive():
+        pass
+    cold = planner.plan(TASK, **fields)[1]
+    hasty = [planner.send(task, **fields) for task in (f"{TASK}, please", "tidy up", TASK, f"{TASK} now", TASK)]
+    warm = [planner.finish(goal)[1] for goal in hasty][-1]
+    assert cold.metrics.reused_tokens == 0 < warm.metrics.reused_tokens
+    assert list(warm.tokens) == list(cold.tokens) and warm.plan.steps == cold.plan.steps
+
+
 def test_a_history_may_name_what_is_gone_since(scripted: PlannerClient) -> None:
     assert scripted.plan(TASK, scene=SCENE, done=["pick(blue cup)"])[1].outcome == "succeeded"
 

@@ -24,7 +24,7 @@ HELD_OUT_SHARE = 8  # one task of every other split to eight of training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to; created if absent")
     parser.add_argument("--count", type=int, default=COUNT, metavar="N", help=f"training tasks ({COUNT})")
-    parser.add_argument("--domain", metavar="D", help="household, warehouse, lab or field; default: all, household twice")
+    parser.add_argument("--domain", metavar="D", help="one of household, warehouse, lab, field (all, household twice)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="another seed gives other tasks (0)")
     parser.add_argument("--json", action="store_true", help="print the statistics as one JSON object")
 

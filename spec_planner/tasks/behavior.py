@@ -49,15 +49,20 @@ def draw(
     goals = [parse_condition(text) for text in activity["goal"]]
     wanted = min(len(goals), chance.choices((1, 2, 3, MOST_GOALS), (2, 4, 3, 2))[0])
     first = chance.randrange(len(goals) - wanted + 1)
-    goals = goals[first : first + wanted]
+    goals = sorted(goals[first : first + wanted], key=lambda goal: goal.fact.predicate == "closed" and goal.holds)
     activity, goals = _without_lone_numbers(activity, goals)
     objects = {entry["name"]: entry for entry in activity["objects"]}
     places = {entry["name"]: entry for entry in activity["places"]}
     used = dict.fromkeys(name for goal in goals for name in goal.fact.arguments)
     used |= dict.fromkeys(objects[name]["at"] for name in list(used) if name in objects)
+    if any(name in draft.objects or (name in objects and name in draft.places) for name in used):
+        raise Dead  # the scene has another thing of that name
     for name in used:
         entry = places.get(name)
-        if entry:
+        if entry and name in draft.places:
+            if draft.places[name].kind != entry["kind"]:
+                raise Dead
+        elif entry:
             draft.keep_place(name, _sort(name, entry["kind"]))
         else:
             draft.objects[name], draft.at[name] = SORT, objects[name]["at"]
@@ -87,10 +92,8 @@ def draw(
     return activity["activity"], title, said
 
 
-def _without_lone_numbers(
-    activity: dict[str, Any], goals: list[Condition]
-) -> tuple[dict[str, Any], list[Condition]]:
-    """"candle 2" is "the candle" where no other candle is in the scene."""
+def _without_lone_numbers(activity: dict[str, Any], goals: list[Condition]) -> tuple[dict[str, Any], list[Condition]]:
+    """ "candle 2" is "the candle" where no other candle is in the scene."""
     at = {entry["name"]: entry["at"] for entry in activity["objects"]}
     used = {name for goal in goals for name in goal.fact.arguments}
     used |= {at[name] for name in used if name in at}
@@ -100,12 +103,14 @@ def _without_lone_numbers(
         key: [{k: short.get(v, v) if isinstance(v, str) else v for k, v in entry.items()} for entry in activity[key]]
         for key in ("objects", "places")
     }
-    bound = [Condition(Fact(g.fact.predicate, tuple(short.get(a, a) for a in g.fact.arguments)), g.holds) for g in goals]
+    bound = [
+        Condition(Fact(g.fact.predicate, tuple(short.get(a, a) for a in g.fact.arguments)), g.holds) for g in goals
+    ]
     return {**activity, **renamed}, bound
 
 
 def _group(said: list[Said], clause: Clause, role: str, name: str, **others: tuple[str, ...]) -> None:
-    """"Put candle 1 and candle 2 on the table": neighbours with one target are one clause."""
+    """ "Put candle 1 and candle 2 on the table": neighbours with one target are one clause."""
     last = said[-1] if said else None
     if last and last.clause is clause and all(last.names.get(k) == v for k, v in others.items()):
         said[-1] = Said(clause, {**last.names, role: (*last.names[role], name)}, "")

@@ -56,8 +56,6 @@ def blind_plan(
     return tuple(lines)
 
 
-
-
 def _fits(domain: Domain, skill: str, kind: str) -> bool:
     """Whether a thing can be got at a place of ``kind`` with ``skill``: goods in a truck are unloaded, not lifted."""
     entry = domain.skills.by_name[skill]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..language.plan import Condition, Fact
@@ -37,6 +38,24 @@ class Draft:
     robot_at: str = ""
     holding: str = ""
 
+    def copy(self) -> Draft:
+        """A snapshot for ``restore``."""
+        states = {name: set(words) for name, words in self.states.items()}
+        return replace(
+            self,
+            places=dict(self.places),
+            objects=dict(self.objects),
+            at=dict(self.at),
+            states=states,
+            fixed=set(self.fixed),
+            reserved=set(self.reserved),
+        )
+
+    def restore(self, snapshot: Draft) -> None:
+        """Back to how things were when ``snapshot`` was taken."""
+        for part in ("places", "objects", "at", "states", "fixed", "reserved"):
+            setattr(self, part, getattr(snapshot, part))
+
     # -- drawing things ------------------------------------------------------------------------------------------------
 
     def add_place(self, sorts: tuple[str, ...], avoid: tuple[str, ...] = ()) -> str:
@@ -55,7 +74,8 @@ class Draft:
     def some_place(self, sorts: tuple[str, ...], avoid: tuple[str, ...] = (), reuse: float = 0.4) -> str:
         """A place of one of ``sorts``, one that is there already with chance ``reuse``. Raises ``Dead``."""
         there = [n for n, s in self.places.items() if s.name in sorts and n not in avoid and n not in self.reserved]
-        if there and self.random.random() < reuse:
+        only = bool(there) and any(sort in self.domain.single for sort in sorts)
+        if there and (only or self.random.random() < reuse):
             return self.random.choice(there)
         try:
             return self.add_place(sorts, avoid)
@@ -134,8 +154,8 @@ class Draft:
             if len(self.objects) >= objects:
                 break
             self._try(self._add_distractor)
-        for name, sort in self.places.items():
-            self._chance(name, sort.kind, sort.name)
+        for name, place in self.places.items():
+            self._chance(name, place.kind, place.name)
         for name, sort_name in self.objects.items():
             self._chance(name, self.domain.kinds.get(sort_name, "object"), sort_name)
         if not self.robot_at:
@@ -144,10 +164,8 @@ class Draft:
             raise Dead
 
     def _try(self, action: Any) -> None:
-        try:
+        with contextlib.suppress(Dead):
             action()
-        except Dead:
-            pass
 
     def _add_distractor(self) -> None:
         nouns = [name.split(" ", 1)[-1] for name in self.objects]

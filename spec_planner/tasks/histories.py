@@ -20,7 +20,6 @@ def interrupted(
     domain: Domain,
     expert: Expert,
     scene: Scene,
-    mapping: Mapping[str, Any],
     plan: Sequence[str],
     stages: Sequence[Condition | str],
     goal: tuple[Condition, ...],
@@ -30,8 +29,8 @@ def interrupted(
 ) -> tuple[Mapping[str, Any], tuple[str, ...], History] | None:
     """The scene as it then is, the rest of the plan from there, and what happened; None where the draw does not work.
 
-    ``fixed``: nothing may turn up somewhere else. A failure changes nothing (the step is then tried again), or shows what nobody knew: the thing is somewhere else, or
-    the door is closed. The scene says so.
+    A failure changes nothing (the step is then tried again), or shows what nobody knew: the thing is somewhere else, or
+    the door is closed. The scene says so. ``fixed``: nothing may turn up somewhere else.
     """
     cut = chance.randrange(min(len(plan), MAX_DONE + 1))
     states = execute(plan[:cut], domain.skills, scene).states
@@ -60,10 +59,9 @@ def interrupted(
     found = expert.plan(again, start(again, domain.skills), _still_to_do(stages, states), constants)
     if not found or not found[0] or not reached(found[1], goal):
         return None
-    names = {f"value {index}": value for index, value in enumerate(values)}
     text = reason
     for index, value in enumerate(values):
-        text = text.replace(f"{{{index}}}", names[f"value {index}"])
+        text = text.replace(f"{{{index}}}", value)
     where = next((f.arguments[1] for f in state if f.predicate == "at" and f.arguments[0] == values[0]), "")
     text = text.replace("{s}", where)
     return written, found[0], History(tuple(plan[:cut]), failed, text)

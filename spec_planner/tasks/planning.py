@@ -1,7 +1,7 @@
 """Expert plans: sub-goal by sub-goal, each on the few things that matter, each abstract problem planned only once.
 
-"Put the cup in the cupboard" and "put the book in the drawer" are one problem once the names are taken out. It is planned
-once, and the names are put back: thousands of tasks cost a few hundred calls of the planner.
+"Put the cup in the cupboard" and "put the book in the drawer" are one problem once the names are taken out. It is
+planned once, and the names are put back: thousands of tasks cost a few hundred calls of the planner.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def _relevant(state: State, goal: Condition, kinds: Mapping[str, str], decisive:
         return (fact.predicate, [order.get(argument, len(order)) for argument in fact.arguments])
 
     kept = [
-        fact for fact in state if fact.predicate in decisive and all(a in order or a not in kinds for a in fact.arguments)
+        fact
+        for fact in state
+        if fact.predicate in decisive and all(a in order or a not in kinds for a in fact.arguments)
     ]
     # Facts about the robot first: which of them hold decides most.
     return sorted(kept, key=lambda fact: (len(fact.arguments) > 0 and fact.arguments[0] in kinds, rank(fact)))

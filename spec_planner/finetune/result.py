@@ -45,7 +45,7 @@ def write_adapter(model: AdaptedModel, base_name: str, out: Path) -> None:
 
 def write_card(out: Path, summary: dict[str, Any], corpus: Corpus, command: list[str]) -> None:
     """A model card from ``summary`` (see ``run.finetune``)."""
-    counts = Counter((task.domain, task.split) for task in corpus.tasks)
+    counts = Counter((lesson.domain, lesson.split) for lesson in corpus.lessons)
     domains, splits = sorted({domain for domain, _ in counts}), sorted({split for _, split in counts})
     recipe = {**summary["recipe"], **summary["schedule"]}
     lines = [

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from ..language.tokenizer import Tokenizer
+from ..tasks.task import TRAIN, VALIDATION
 from .adapted_model import AdaptedModel, choose_device, choose_dtype
-from .corpus import TRAIN, VALIDATION, Encoder, read_corpus
+from .corpus import Encoder, read_corpus
 from .distributed import Group
 from .general import general_examples, perplexity
 from .result import round_adapter, write_adapter, write_card
@@ -99,10 +100,10 @@ def finetune(
                 general_examples(model, encoder, out, settings.seed)
             group.wait()
             general = general_examples(model, encoder, out, settings.seed)
-        say(0.0, f"reading {len(corpus.tasks)} tasks of {', '.join(corpus.skills)}")
+        say(0.0, f"reading {len(corpus.lessons)} tasks of {', '.join(corpus.skills)}")
         mix = Mix(settings.pack_tokens, settings.vary_share, settings.general_share)
         stream = PackStream(corpus.of(TRAIN), corpus.skills, encoder, general, mix, settings.seed)
-        held_out = [encoder.encode(task, corpus.skills[task.domain]) for task in corpus.of(VALIDATION)]
+        held_out = [encoder.encode(each, corpus.skills[each.domain]) for each in corpus.of(VALIDATION)]
         validation = validation_packs(held_out, settings.pack_tokens, settings.validation_tasks)
         schedule = _schedule(settings, stream.packs_in_epoch(0), group.size)
         recipe = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..language.plan import SkillSet
-from .corpus import Encoder, Task, vary_skills
+from .corpus import Encoder, Lesson, vary_skills
 from .packing import SHORTEST_SHARED, Example, Pack, fill, make_pack, shared_length
 
 FAMILY = 4  # at most so many tasks of one scene stand in one pack: more save little and make a step one-sided
@@ -30,7 +30,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class _Plan:
-    tasks: tuple[int, ...]  # indices of tasks; empty: general text
+    lessons: tuple[int, ...]  # their indices; empty: general text
     seed: str
 
 
@@ -39,17 +39,17 @@ class PackStream:
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        lessons: Sequence[Lesson],
         skills: Mapping[str, SkillSet],
         encoder: Encoder,
         general: Sequence[Example],
         mix: Mix,
         seed: int,
     ) -> None:
-        self._tasks, self._skills, self._encoder, self._mix, self._seed = tasks, skills, encoder, mix, seed
+        self._lessons, self._skills, self._encoder, self._mix, self._seed = lessons, skills, encoder, mix, seed
         self._general = general
-        self.examples = [encoder.encode(task, skills[task.domain]) for task in tasks]
-        self._families = _families(self.examples, [task.domain for task in tasks])
+        self.examples = [encoder.encode(lesson, skills[lesson.domain]) for lesson in lessons]
+        self._families = _families(self.examples, [lesson.domain for lesson in lessons])
         self._epoch, self._plans = -1, list[_Plan]()
 
     def packs_in_epoch(self, epoch: int) -> int:
@@ -59,16 +59,16 @@ class PackStream:
         """Pack ``index`` of ``epoch``; reproducible, in any order."""
         plan = self._plan(epoch)[index]
         rng = random.Random(plan.seed)
-        if not plan.tasks:
+        if not plan.lessons:
             return self._general_pack(rng)
-        tasks = [self._tasks[i] for i in plan.tasks]
+        lessons = [self._lessons[i] for i in plan.lessons]
         if rng.random() >= self._mix.vary_share:
-            return make_pack([self.examples[i] for i in plan.tasks])
+            return make_pack([self.examples[i] for i in plan.lessons])
         varied = {}
-        for domain in sorted({task.domain for task in tasks}):
-            needed = set().union(*(task.skill_names for task in tasks if task.domain == domain))
+        for domain in sorted({lesson.domain for lesson in lessons}):
+            needed = set().union(*(lesson.skill_names for lesson in lessons if lesson.domain == domain))
             varied[domain] = vary_skills(self._skills[domain], needed, rng)
-        return make_pack([self._encoder.encode(task, varied[task.domain]) for task in tasks])
+        return make_pack([self._encoder.encode(lesson, varied[lesson.domain]) for lesson in lessons])
 
     def _plan(self, epoch: int) -> list[_Plan]:
         if epoch != self._epoch:

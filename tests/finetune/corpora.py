@@ -36,9 +36,12 @@ def write_tasks(directory: Path, count: int = 24, seed: int = 0) -> Path:
             {
                 "id": f"toy-{index}",
                 "domain": "toy",
+                "activity": "bring",
+                "wording": "plain",
                 "split": "validation" if index % 6 == 5 else "train",
                 "instruction": f"Bring the {thing} to the {end}.",
                 "scene": scene,
+                "goal": [f"at({thing}, {end})"],
                 "plan": [f"go_to({start})", f"pick({thing})", f"go_to({end})", f"put({thing}, {end})"],
             }
         )

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from spec_planner.finetune.corpus import CorpusError, Encoder, continuation, end_of_turn, read_corpus, vary_skills  # noqa: E402
+from spec_planner.finetune.corpus import Encoder, continuation, end_of_turn, read_corpus, vary_skills  # noqa: E402
 from spec_planner.finetune.packing import Example  # noqa: E402
 from spec_planner.finetune.stream import Mix, PackStream, validation_packs  # noqa: E402
 from spec_planner.language.prompt import build_prompt  # noqa: E402
@@ -30,7 +30,7 @@ def corpus(tmp_path):
 
 
 def test_a_sequence_is_prompt_answer_and_end_of_turn(corpus, tokenizer):
-    task, encoder = corpus.tasks[0], Encoder(tokenizer)
+    task, encoder = corpus.lessons[0], Encoder(tokenizer)
     example = encoder.encode(task, corpus.skills["toy"])
     prompt = build_prompt(task.instruction, corpus.skills["toy"], task.scene, task.history, examples=False)
     fed = tokenizer.encode_chat(prompt.messages, prompt.answer_start)
@@ -109,12 +109,11 @@ def test_validation_takes_at_most_so_many(corpus, tokenizer):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"plan": []}, r"toy.jsonl, line 2 is not a task"),
-        ({"plan": "go_to(table)"}, r"toy.jsonl, line 2 is not a task"),
-        ({"instruction": None}, r"toy.jsonl, line 2 is not a task"),
-        ({"domain": "../toy"}, r"domain '../toy' is no skill file's name"),
+        ({"plan": []}, r"task toy-0 in .*toy.jsonl has no plan to learn"),
+        ({"instruction": None}, r"toy.jsonl, line 2 is no task"),
+        ({"domain": "../toy"}, r"toy-0 in .* is of domain '../toy', which is no skill file's name"),
         ({"split": "test"}, r"no task in .* is of split 'train'"),
-        ({"scene": {"places": ["table"], "objects": [{"name": "cup", "at": "moon"}]}}, r"line 2"),
+        ({"scene": {"places": ["table"], "objects": [{"name": "cup", "at": "moon"}]}}, r"toy-0"),
     ],
 )
 def test_a_wrong_task_is_named(corpus, tmp_path, change, sentence):
@@ -122,7 +121,4 @@ def test_a_wrong_task_is_named(corpus, tmp_path, change, sentence):
     line = json.loads(path.read_text().splitlines()[0])
     path.write_text("\n" + json.dumps({**line, **change}) + "\n")
     with pytest.raises(ValueError, match=sentence):
-        read_corpus(tmp_path / "tasks")
-    path.write_text("\n{\n")
-    with pytest.raises(CorpusError, match="line 2 is not JSON"):
         read_corpus(tmp_path / "tasks")

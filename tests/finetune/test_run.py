@@ -18,6 +18,8 @@ pytest.importorskip("peft")
 
 from safetensors.torch import load_file  # noqa: E402
 
+from spec_planner.engines.checkpoint import load_weights  # noqa: E402
+from spec_planner.engines.decoder_config import read_decoder_config  # noqa: E402
 from spec_planner.finetune.run import Settings, finetune  # noqa: E402
 from spec_planner.finetune.run_state import RunError  # noqa: E402
 from tests.finetune.corpora import write_tasks  # noqa: E402
@@ -95,14 +97,13 @@ def test_a_run_stopped_and_continued_ends_in_the_same_bits(finished, settings, t
 
 
 def command(settings: Settings) -> list[str]:
-    script = "import sys; from spec_planner.cli import main; main.VERBS['finetune'] = 'finetune'; sys.exit(main.main())"
     options = {
         **{"target": settings.target, "tasks": settings.tasks, "out": settings.out, "steps": settings.steps},
         **{"rank": settings.rank, "learning-rate": settings.learning_rate, "batch-tokens": settings.batch_tokens},
         **{"pack-tokens": settings.pack_tokens, "general": settings.general_share, "precision": "float32"},
         **{"evaluate-every": settings.evaluate_every, "save-seconds": settings.save_seconds},
     }
-    return [sys.executable, "-c", script, "finetune", *(f"--{name}={value}" for name, value in options.items())]
+    return [sys.executable, "-m", "spec_planner", "finetune", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def start(arguments: list[str], **options) -> subprocess.Popen:
@@ -124,9 +125,13 @@ def test_a_killed_run_continues_in_the_same_bits(finished, settings, tmp_path):
         wait_for(killed.out / "state.safetensors", process)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL and not (killed.out / WEIGHTS).exists()
-    with start([*command(killed), "--resume"]) as process:
-        assert process.wait(120) == 0
+    merged = tmp_path / "merged"
+    with start([*command(killed), "--resume", "--json", f"--merge={merged}"], stdout=subprocess.PIPE) as process:
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and json.loads(printed)["steps"] == settings.steps
     assert (killed.out / WEIGHTS).read_bytes() == (whole.out / WEIGHTS).read_bytes()
+    assert json.loads((merged / "spec_planner.json").read_text())["prompt_examples"] is False
+    load_weights(merged, read_decoder_config(merged))
 
 
 def test_an_interrupt_saves_and_says_so_in_one_line(settings, tmp_path):

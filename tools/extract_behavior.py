@@ -24,51 +24,18 @@ PUTS = ("inside", "ontop", "nextto", "touching", "overlaid", "draped")  # (predi
 MAX_OF_A_SORT = 2  # candle 1, candle 2
 MAX_GOALS = 6
 
-# Synset → what people call it. All others are called by the words in the synset.
 NAMES = dict(
-    entry.split(": ")
-    for line in """
-ashcan: trash can; bag.n.06: suitcase; bap: bun; baguet: baguette; barrow: wheelbarrow; beefsteak_tomato: tomato
-beer_barrel: beer keg; brassiere: bra; breakfast_table: dining table; bunchgrass: grass
-candlestick: candle holder; card.n.04: card; carryall: tote bag; cellular_telephone: phone
-checkout: checkout counter; cigar_lighter: lighter; clove: garlic clove; clothes_dryer: dryer; compact_disc: CD
-cookie_sheet: baking sheet; countertop: counter; deep-freeze: freezer; die: dice; digital_camera: camera
-dinner_napkin: napkin; dip.n.07: dip candle; dixie_cup: paper cup; electric_refrigerator: fridge
-electric_fan: fan; electric_kettle: kettle; electric_mixer: mixer; entire_leaf: leaf; gummed_label: sticker
-gym_shoe: sneaker; hallstand: shoe rack; hamper: laundry basket; huitre: oyster; iron.n.04: iron
-jersey.n.03: shirt; long_trousers: pants; trouser: pants; short_pants: shorts; lawn_chair: garden chair
-openable_window: window; parer: paring knife; pencil_box: pencil case; pickup: pickup truck; postage: stamp
-pot.n.04: plant pot; pot_plant: potted plant; prawn: shrimp; rug: carpet; sack: paper bag; sheet.n.03: bed sheet
-sheet.n.02: sheet of paper; silver.n.02: silver coin; scrub: bush; swab: mop; table.n.02: table; tablefork: fork
-table_knife: knife; tarpaulin: tarp; teddy: teddy bear; television_receiver: TV; toilet_tissue: toilet paper
-tupperware: lunch box; undergarment: underwear; videodisk: DVD; vidalia_onion: onion; washer: washing machine
-water_glass: glass; wicker_basket: basket; wood_fireplace: fireplace; yam: sweet potato; radio_receiver: radio
-dishtowel: dish towel; train_set: toy train; hotdog: hot dog; packing_box: box; hinged_jar: jar
-hingeless_jar: jar; swivel_chair: office chair; half__log: half log; bell_pepper: pepper; virginia_ham: ham
-facsimile: fax machine; loudspeaker: speaker; switch: light switch; legal_document: document
-club_sandwich: sandwich; hand_blower: hair dryer; lid.n.02: lid; bow.n.08: bow; quarter.n.10: coin
-paperback_book: paperback; necktie: tie; bottle.n.03: bottle; package.n.02: package; pop.n.02: soda
-grocery: grocery bag; fishing_gear: tackle box; mouse.n.04: computer mouse; bratwurst: sausage; catsup: ketchup
-cantaloup: melon; caldron: cauldron; conch: conch shell; bat.n.05: softball bat; bat: softball bat
-pruner: pruning shears; cooking_utensil: cooking spoon; chinese_anise: star anise; head_cabbage: cabbage
-lace: shoelace; carboy: reagent bottle; rail_fence: fence; recreational_vehicle: camper; bait: bait can
-infant_car_seat: child seat; highchair: high chair; coatrack: coat rack; sax: saxophone
-bottle__of__catsup: bottle of ketchup; bottle__of__bleach_agent: bottle of bleach; kid_glove: leather glove
-national_flag: flag; sour_bread: sourdough bread; frankfurter_bun: hot dog bun; fat_milk: milk
-table_linen: tablecloth; sweet_corn: corn cob; can__of__soda: soda can; adhesive_material: tape
-electric_razor: razor; crayfish: crawfish
-""".split("\n")
-    for entry in line.split("; ")
-    if entry
+    line.split(": ")
+    for line in (Path(__file__).parent / "behavior_names.txt").read_text(encoding="utf-8").splitlines()[1:]
 )
 NOT_THINGS = re.compile(  # substances, fixtures of the simulator, and what a person would not ask a robot for
     r"^(agent|water|stain|dust|dirt|floor|wall|ceiling|.*__(diced|cooked)__.*|(diced|cooked|melted|half|raw|broken)__.*"
     r"|.*_(leg|side|back|top)|.*wall_nail|fecal_matter|.*particle.*|cigarette|mousetrap|pistol|revolver|.*incision"
-    r"|wood_pipe|weed|sod|turf|snow|mud|sand|debris|rust|mold|mildew|bag_of_mulch|address|alarm|booth)$"
+    r"|wood_pipe|weed|sod|turf|snow|mud|sand|debris|rust|mold|mildew|light_bulb|bag_of_mulch|address|alarm|booth)$"
 )
-DIRT = tuple(
-    "stain dust dirt mud mold mildew rust tarnish grease spill crumb lint ink sand"
-    " debris soot pollen salt gum wax marker liquid juice milk water".split()
+DIRT = re.compile(
+    r"stain|dust|dirt|mud|mold|mildew|rust|tarnish|grease|spill|crumb|lint|ink|sand|debris|soot|pollen|salt|gum|wax|marker"
+    r"|liquid|juice|milk|water"
 )
 
 
@@ -166,7 +133,7 @@ def goals(problem: Problem, expression: Expression, turn: int = 0) -> Iterator[t
             yield from goals(problem, _bind(_bind(body, first, one), second, two), index)
     elif head == "not" and rest[0][0] in ("open", "toggled_on", "covered"):
         predicate, thing, *what = (str(word).lstrip("?") for word in rest[0])
-        if predicate == "covered" and not any(word in what[0].split(".")[0] for word in DIRT):
+        if predicate == "covered" and not DIRT.search(what[0].split(".")[0]):
             return
         yield ({"open": "closed", "toggled_on": "off", "covered": "clean"}[predicate], thing)
     elif head in PUTS:

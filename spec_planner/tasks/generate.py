@@ -182,7 +182,7 @@ class _Scene:
             things = set(s.names.get("x", ()))
             places = {self.draft.at.get(name, "") for name in things}
             yield replace(s, source=next(iter(places)) if len(places) == 1 and not moved & things else "")
-            if any(condition.fact.predicate in ("at", "has", "holding") for condition in s.clause.goal):
+            if any(c.fact.predicate in ("at", "has", "holding") for c in (*s.clause.by, *s.clause.goal)):
                 moved |= things
 
     def _solve(self, wish: _Wish, scene: Scene, state: State) -> _Solved:
@@ -192,7 +192,7 @@ class _Scene:
             constants |= {role: group[0] for role, group in s.names.items() if role in constants}
         stages = tuple(stage for goal in goals for stage in goal.stages)
         found = self.expert.plan(scene, state, stages, constants)
-        if not found or len(found[0]) < 2 or not all_matter(goals, state):
+        if not found or not found[0] or not all_matter(goals, state):
             raise Dead
         goal = final_goal(goals, found[1])
         if not goal:
@@ -238,7 +238,7 @@ class _Scene:
         for _ in range(20):  # until the words say what the plan needs to know
             instruction = Speaker(self.domain, self.draft, self.split == WORDING_HELD_OUT, True).say(wish.said)
             plan = blind_plan(self.domain, wish.said, instruction, self.draft, constants)
-            if plan and 1 < len(plan) <= MAX_STEPS:
+            if plan and len(plan) <= MAX_STEPS:
                 return Task(
                     "",
                     self.domain.name,

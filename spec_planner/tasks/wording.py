@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .domain import Clause, Domain, read_data
 from .draft import Dead, Draft
@@ -32,6 +33,23 @@ class Instruction:
     says_source: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class _Frame:
+    text: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A clause in words. ``states``: it is a statement, not an imperative. ``thing``: what "it" would stand for."""
+
+    text: str
+    states: bool
+    tag: str
+    says_source: bool
+    thing: str
+
+
 class Speaker:
     """Words clauses. ``held_out`` uses phrases that are never used otherwise, at least one in every instruction."""
 
@@ -43,55 +61,56 @@ class Speaker:
     def say(self, clauses: Sequence[Said]) -> Instruction:
         """Raises ``Dead`` where no phrase fits."""
         data = read_data(SENTENCES)
-        count = len(clauses)
-        novel = [self.held_out and self.random.random() < 0.6 for _ in clauses]
-        novel_frame = self.held_out and (self.random.random() < 0.5 or not any(novel)) and count in data["say"]
+        novel, frame = self._plan(len(clauses), data)
+        in_order = frame is None or re.findall(r"\{(\d)\}", frame.text) == [str(i) for i in range(1, len(clauses) + 1)]
+        parts: list[_Part] = []
+        for said, new in zip(clauses, novel, strict=True):
+            before = parts[-1].thing if parts and in_order else ""  # "it" only after what it stands for
+            parts.append(self._clause(said, new, statements=frame is None, before=before))
+        if frame is None:
+            text, tag = self._sentences(parts, data), f"sentences{len(parts)}"
+        else:
+            text = re.sub(r"\{(\d)\}", lambda match: parts[int(match.group(1)) - 1].text, frame.text)
+            tag = frame.tag
+        wording = " ".join([tag, *(part.tag for part in parts)])
+        return Instruction(_polish(text), wording, tuple(part.says_source for part in parts))
+
+    def _plan(self, count: int, data: Mapping[str, Any]) -> tuple[list[bool], _Frame | None]:
+        """Which clauses get a held-out phrase, and the frame; None for sentences in a row."""
+        novel = [self.held_out and self.random.random() < 0.6 for _ in range(count)]
+        frames = count in data["say"]
+        novel_frame = frames and self.held_out and (self.random.random() < 0.5 or not any(novel))
         if self.held_out and not novel_frame and not any(novel):
             novel[0] = True
-        statements = not novel_frame and (self.random.random() < 0.3 or count not in data["say"])
-        texts: list[str] = []
-        moods: list[bool] = []
-        tags: list[str] = []
-        sources: list[bool] = []
-        before = ""
-        for index, said in enumerate(clauses):
-            phrases = said.clause.held_out if novel[index] else said.clause.phrases
-            states = statements and self.random.random() < 0.6
-            fits = self._fits(said)
-            choices = [p for p in (phrases.state if states else phrases.say) if fits(p)]
-            if states and not choices:
-                states, choices = False, [p for p in phrases.say if fits(p)]
-            if not choices:
-                raise Dead
-            phrase = self.random.choice(choices)
-            all_phrases = [*said.clause.phrases.say, *said.clause.phrases.state]
-            number = f"h{[*phrases.say, *phrases.state].index(phrase)}" if novel[index] else all_phrases.index(phrase)
-            tags.append(f"{said.clause.name}.{number}")
-            main = next(iter(said.names.values()), ("",))
-            source = "{s}" in phrase or "{in s}" in phrase
-            fluent = len(main) == 1 and not states and not source and not phrase.startswith("{")
-            again = main[0] if fluent and main[0] == before else ""
-            texts.append(self._render(phrase, said, again if self.random.random() < 0.6 else ""))
-            moods.append(states)
-            sources.append(source)
-            before = main[0] if len(main) == 1 and len(said.names) and main[0] in self.draft.objects else ""
-        if statements:
-            text, tag = self._sentences(texts, moods, data)
-        else:
-            frames = data["held_out"]["say"][count] if novel_frame else data["say"][count]
-            number = self.random.randrange(len(frames))
-            text = re.sub(r"\{(\d)\}", lambda match: texts[int(match.group(1)) - 1], frames[number])
-            tag = f"frame{count}.{'h' if novel_frame else ''}{number}"
-        return Instruction(_polish(text), f"{tag} {' '.join(tags)}", tuple(sources))
+        if not frames or (not novel_frame and self.random.random() < 0.3):
+            return novel, None
+        choices = (data["held_out"] if novel_frame else data)["say"][count]
+        number = self.random.randrange(len(choices))
+        return novel, _Frame(choices[number], f"frame{count}.{'h' if novel_frame else ''}{number}")
 
-    def _sentences(self, texts: list[str], moods: list[bool], data: dict[str, list[str]]) -> tuple[str, str]:
-        parts = []
-        for index, (text, states) in enumerate(zip(texts, moods, strict=True)):
-            last = index == len(texts) - 1
-            joint = self.random.choice(data["last_joints" if last else "joints"]) if index and not states else ""
-            parts.append(joint + text)
-        opening = self.random.choice(data["openings"])
-        return opening + ". ".join(parts), f"sentences{len(texts)}"
+    def _clause(self, said: Said, novel: bool, statements: bool, before: str) -> _Part:
+        clause, phrases = said.clause, said.clause.held_out if novel else said.clause.phrases
+        fits = self._fits(said)
+        states = statements and self.random.random() < 0.6 and any(map(fits, phrases.state))
+        choices = [phrase for phrase in (phrases.state if states else phrases.say) if fits(phrase)]
+        if not choices:
+            raise Dead
+        phrase = self.random.choice(choices)
+        number = [*phrases.say, *phrases.state].index(phrase)
+        main = next(iter(said.names.values()), ("",))
+        source = "{s}" in phrase or "{in s}" in phrase
+        fluent = main == (before,) and not states and not source and not phrase.startswith("{")
+        text = self._render(phrase, said, before if fluent and self.random.random() < 0.6 else "")
+        thing = main[0] if len(main) == 1 and main[0] in self.draft.objects else ""
+        return _Part(text, states, f"{clause.name}.{'h' if novel else ''}{number}", source, thing)
+
+    def _sentences(self, parts: Sequence[_Part], data: Mapping[str, Any]) -> str:
+        sentences = []
+        for index, part in enumerate(parts):
+            joints = data["last_joints" if index == len(parts) - 1 else "joints"]
+            joint = self.random.choice(joints) if index and not part.states else ""
+            sentences.append(joint + part.text)
+        return str(self.random.choice(data["openings"])) + ". ".join(sentences)
 
     def _fits(self, said: Said) -> Callable[[str], bool]:
         def fits(phrase: str) -> bool:

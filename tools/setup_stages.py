@@ -18,6 +18,8 @@ PACKAGE = (
     *("setup.py", "setup.cfg", "pyproject.toml", "package.xml", "README.md", "LICENSE"),
     *("resource", "launch", "config", "spec_planner", "drafters", "engine_trt"),
 )
+# The default model is the wheel's with our adapter merged into it.
+MODEL = ("spec_planner/engines/default_model.py", "spec_planner/engines/adapter.py", "config/adapters")
 IMPORTS = ("spec_planner", "drafters", "engine_trt")
 CONVERT = """
 import sys
@@ -61,7 +63,7 @@ def all_stages(state: State) -> list[Stage]:
     messages = hash_of(torch, hash_files(root, ["spec_planner_msgs", "tools/pip_ros_fix.cmake"]))
     package = hash_of(messages, hash_files(root, PACKAGE))
     places = [os.environ.get(name, "") for name in ("SPEC_PLANNER_CACHE", "XDG_CACHE_HOME", "HOME")]
-    model = hash_of(torch, hash_files(root, ["spec_planner/engines/default_model.py"]), *places)
+    model = hash_of(torch, hash_files(root, MODEL), *places)
     return [
         Stage("venv", "Python environment", venv, lambda p: make_venv(state, p), True, state.python.exists),
         Stage("packages", "Python packages and ROS 2", packages, lambda p: install_packages(state, p), True),

@@ -5,8 +5,11 @@ ARGS ?=
 # Passed on in the environment, so that quotes and dollar signs in an instruction reach the demo unchanged.
 export SPEC_PLANNER_DEMO_INSTRUCTION := $(value INSTRUCTION)
 export SPEC_PLANNER_DEMO_DRAFTER := $(value DRAFTER)
-# make would expand these two on their way into the environment, and run what $(shell ...) they hold.
-unexport INSTRUCTION DRAFTER
+ifdef SCENE
+export SPEC_PLANNER_DEMO_SCENE := $(value SCENE)
+endif
+# make would expand these on their way into the environment, and run what $(shell ...) they hold.
+unexport INSTRUCTION DRAFTER SCENE
 
 VENV := $(CURDIR)/.venv
 SETUP := $(PYTHON) tools/setup_env.py
@@ -20,7 +23,7 @@ IN_VENV := env -u PYTHONPATH -u PYTHONHOME -u _ROS_WHEELS_BOOTSTRAP_COMPLETE PAT
 
 help:
 	@echo 'make demo    plan one instruction with a real model over ROS 2, plain and speculative, and compare'
-	@echo '             make demo INSTRUCTION="put the cup in the sink" DRAFTER=lookup'
+	@echo '             make demo INSTRUCTION="put the cup in the sink" DRAFTER=lookup SCENE=file.yaml'
 	@echo 'make test    run the tests;  make test ARGS="tests/decoding -k tree"'
 	@echo 'make lint    ruff, and mypy on the decoding core'
 	@echo 'make setup   only bring .venv up to date'

@@ -89,7 +89,7 @@ class Law:
         # (x − max) / T, not x / T − max / T: no overflow however small the temperature.
         weights = np.exp((values[ids] - highest) / sampling.temperature)
         if sampling.top_p < 1.0:
-            kept = _top_p(weights, sampling.top_p)
+            kept = _top_p(values[ids], weights, sampling.top_p)
             ids, weights = ids[kept], weights[kept]
         support = weights > 0
         if not support.all():
@@ -138,9 +138,12 @@ def _top_k(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate((above, ties)))
 
 
-def _top_p(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Indices, ascending, of the fewest heaviest entries whose share reaches ``top_p``; ties by lowest index."""
-    order = np.argsort(-weights, kind="stable")
+def _top_p(values: NDArray[np.float64], weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """Indices, ascending, of the fewest heaviest entries whose share reaches ``top_p``; ties by lowest index.
+
+    Ordered by the logits, since two that differ by next to nothing may have the same weight.
+    """
+    order = np.argsort(-values, kind="stable")
     shares = np.cumsum(weights[order])
     count = int(np.searchsorted(shares, top_p * shares[-1])) + 1
     return np.sort(order[:count])

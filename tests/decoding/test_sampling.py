@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spec_planner.decoding.sampling import Law, NumericError, SamplingParams
@@ -22,6 +22,7 @@ def params(draw) -> SamplingParams:
 
 
 @given(logits, params())
+@example([-1.1754943508222875e-38, 0.0], SamplingParams(0.001, top_p=1e-6))  # different logits, equal weights
 def test_a_law_is_a_law(row, sampling):
     row = np.array(row, dtype=np.float32)
     law = Law.from_logits(row, sampling)

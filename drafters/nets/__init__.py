@@ -1,0 +1,1 @@
+"""The networks of the trained drafters, in torch, and the layers that they share."""

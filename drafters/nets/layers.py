@@ -1,0 +1,232 @@
+"""The few layers that every trained drafter is built of. One sequence at a time; rows are positions or tree nodes.
+
+Shapes: n rows of a pass, d their width, h / g query / key-value heads, e head_dim, S slots of the cache in view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · (w + offset), computed in float32; ``offset`` 1 for checkpoints whose weights are zero-centred."""
+
+    def __init__(self, size: int, epsilon: float = 1e-6, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
+        self.epsilon, self.offset = epsilon, offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        if self.offset:
+            return (wide * (self.weight.float() + self.offset)).to(x.dtype)
+        return wide.to(x.dtype) * self.weight
+
+
+class Rope:
+    """Rotary position embedding (Su et al., 2104.09864), halves paired, and the length extensions checkpoints use.
+
+    ``linear`` divides positions; ``llama3`` slows only the low frequencies; ``yarn`` (Peng et al., 2309.00071) blends
+    both by wavelength. With ``rotary_dim`` below head_dim only the first elements of a head turn.
+    """
+
+    def __init__(self, head_dim: int, theta: float = 10000.0, kind: str = "default",
+                 parameters: Mapping[str, Any] | None = None, rotary_dim: int | None = None) -> None:  # fmt: skip
+        if kind not in ROPE_TYPES:
+            raise ValueError(f"RoPE type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        self.frequencies, self.scale = _frequencies(self.rotary_dim, theta, kind, dict(parameters or {}))
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
+        """From a Hugging Face config: ``rope_parameters``, or ``rope_theta`` (10000 if absent) and ``rope_scaling``."""
+        parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        parameters.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+        if parameters["original_max_position_embeddings"] is None:
+            parameters["original_max_position_embeddings"] = config.get("max_position_embeddings")
+        partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+        return Rope(head_dim, float(theta), kind, parameters, int(head_dim * float(partial)))
+
+    def tables(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each [n, 1, rotary_dim], at ``positions`` int64 [n]."""
+        angles = positions[:, None].float() * self.frequencies.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn head vectors [n, heads, e] by tables [n, 1, rotary_dim]."""
+    width = cos.shape[-1]
+    turning, still = x[..., :width], x[..., width:]
+    half = width // 2
+    turned = torch.cat((-turning[..., half:], turning[..., :half]), dim=-1)
+    turning = turning * cos + turned * sin
+    return turning if not still.shape[-1] else torch.cat((turning, still), dim=-1)
+
+
+class KVCache:
+    """Keys and values of every layer in slots 0 … length − 1; it grows by doubling and shrinks by ``truncate``."""
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32,
+                 device: torch.device | str = "cpu") -> None:  # fmt: skip
+        self.length = 0
+        self._store = torch.zeros((2, num_layers, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._store.numel() * self._store.element_size()
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put n rows [n, g, e] behind the cache and return all keys and values in view, [g, length + n, e].
+
+        Every layer writes the same n rows; ``advance(n)`` then keeps them. Rows not kept are overwritten.
+        """
+        end = self.length + keys.shape[0]
+        self._reserve(end)
+        self._store[0, layer, :, self.length : end] = keys.transpose(0, 1)
+        self._store[1, layer, :, self.length : end] = values.transpose(0, 1)
+        return self._store[0, layer, :, :end], self._store[1, layer, :, :end]
+
+    def advance(self, count: int) -> None:
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` slots; longer than the cache changes nothing."""
+        self.length = min(self.length, length)
+
+    def _reserve(self, capacity: int) -> None:
+        have = self._store.shape[3]
+        if capacity > have:
+            capacity = max(capacity, 2 * have, 64)
+            shape = (*self._store.shape[:3], capacity, self._store.shape[4])
+            larger = self._store.new_zeros(shape)  # a masked slot still enters the product, and NaN × 0 is NaN
+            larger[:, :, :, : self.length] = self._store[:, :, :, : self.length]
+            self._store = larger
+
+
+def causal_mask(count: int, start: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """bool [count, start + count]: row i sees the slots before ``start`` and rows 0 … i."""
+    return torch.ones((count, start + count), dtype=torch.bool, device=device).tril(start)
+
+
+def tree_mask(ancestors: list[list[int]], context: int, slots: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """bool [n, slots]: row i of a tree level sees the first ``context`` slots and the slots in ``ancestors[i]``.
+
+    A row's own slot is among its ancestors.
+    """
+    mask = torch.zeros((len(ancestors), slots), dtype=torch.bool)
+    mask[:, :context] = True
+    for row, seen in enumerate(ancestors):
+        mask[row, seen] = True
+    return mask.to(device)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; parameters are named as Hugging Face names them.
+
+    Args:
+        input_size: width of the rows that are projected (2d in EAGLE-3).
+        output_size: width of the result.
+        bias, output_bias: biases on q, k, v and on o.
+        qk_norm: an RMSNorm over each head's query and key (Qwen3).
+    """
+
+    def __init__(self, input_size: int, output_size: int, num_heads: int, num_kv_heads: int, head_dim: int, rope: Rope,
+                 bias: bool = False, output_bias: bool = False, qk_norm: bool = False, epsilon: float = 1e-6,
+                 ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim, self.rope = num_heads, num_kv_heads, head_dim, rope
+        self.q_proj = nn.Linear(input_size, num_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(input_size, num_kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(input_size, num_kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, output_size, bias=output_bias)
+        self.q_norm = RMSNorm(head_dim, epsilon) if qk_norm else None
+        self.k_norm = RMSNorm(head_dim, epsilon) if qk_norm else None
+
+    def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """x [n, input_size] at int64 [n] → turned queries [n, h, e]."""
+        query = self.q_proj(x).view(len(x), self.num_heads, self.head_dim)
+        query = self.q_norm(query) if self.q_norm is not None else query
+        return rotate(query, *self.rope.tables(positions, query.dtype))
+
+    def keys_values(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [n, input_size] → turned keys and values, each [n, g, e]."""
+        key = self.k_proj(x).view(len(x), self.num_kv_heads, self.head_dim)
+        value = self.v_proj(x).view(len(x), self.num_kv_heads, self.head_dim)
+        key = self.k_norm(key) if self.k_norm is not None else key
+        return rotate(key, *self.rope.tables(positions, key.dtype)), value
+
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+               mask: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+        """query [n, h, e] over keys, values [g, S, e] under bool [n, S] (None: all visible) → [n, output_size]."""
+        n, h, e = query.shape
+        group = h // self.num_kv_heads
+        # Query head j · group + r reads key head j: fold r into rows, so that the cache is read as it lies.
+        folded = query.view(n, -1, group, e).permute(1, 2, 0, 3).reshape(1, -1, group * n, e)
+        folded_mask = None if mask is None else mask.repeat(group, 1)
+        mixed = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=folded_mask)
+        return self.o_proj(mixed.view(-1, group, n, e).permute(2, 0, 1, 3).reshape(n, h * e))
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+                layer: int = 0) -> torch.Tensor:  # fmt: skip
+        """Write the rows behind ``cache`` and attend; ``mask`` bool [n, cache.length + n]. The caller advances."""
+        keys, values = cache.write(layer, *self.keys_values(x, positions))
+        return self.attend(self.queries(x, positions), keys, values, mask)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, size: int, inner: int, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=bias)
+        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, size, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+def module_bytes(module: nn.Module) -> int:
+    """Bytes of the parameters and buffers that ``module`` owns, each storage counted once."""
+    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()]}
+    return sum(tensors.values())
+
+
+def _frequencies(dim: int, theta: float, kind: str, parameters: dict[str, Any]) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies float32 [dim / 2] and the factor on cos and sin."""
+    base = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if kind == "default":
+        return base, 1.0
+    factor = float(parameters["factor"])
+    if kind == "linear":
+        return base / factor, 1.0
+    original = int(parameters["original_max_position_embeddings"])
+    if kind == "llama3":
+        low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+        blend = ((original * base / (2 * math.pi) - low) / (high - low)).clamp(0, 1)  # 0: slow down fully, 1: keep
+        return (1 - blend) * base / factor + blend * base, 1.0
+
+    def dimension_of(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = dimension_of(float(parameters.get("beta_fast") or 32))
+    last = dimension_of(float(parameters.get("beta_slow") or 1))
+    if parameters.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - first) / max(last - first, 1e-3)).clamp(0, 1)
+    scale = parameters.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return base / factor * ramp + base * (1 - ramp), float(scale)

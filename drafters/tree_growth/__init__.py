@@ -1,0 +1,1 @@
+"""Which nodes a draft tree gets. Shapes and values, no networks."""

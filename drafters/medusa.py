@@ -79,7 +79,9 @@ class MedusaDrafter:
     @torch.inference_mode()
     def observe(self, committed_ids: Sequence[int], features: Any) -> None:
         if features is None:
-            raise Incompatible(f"drafter {self.name!r} needs hidden states and got none: tap the target's feature_layers")
+            raise Incompatible(
+                f"drafter {self.name!r} needs hidden states and got none: tap the target's feature_layers"
+            )
         rows = torch.as_tensor(features)[:, 0].to(device=self._place.device, dtype=self._place.dtype)
         self._states.extend(rows.unbind())
 

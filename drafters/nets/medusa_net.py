@@ -5,7 +5,7 @@
 
 Heads know nothing of each other, and nothing of the tokens between. Two forms are published: with a U of their own
 [V, d], or without one (the older form), and then the target's head stands in for U. The weights of one do not work as
-the other. Parameters are named as the published files name them: ``{k}.{layer}.linear.weight``, ``{k}.{layers}.weight``.
+the other. Parameters have the names of the published files: ``{k}.{layer}.linear.weight``, ``{k}.{layers}.weight``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from torch.nn import functional as F
 from ..checkpoint import CheckpointError, load_strict, read_tensors
 
 # Files of heads alone, whole Medusa-2 models, and the same heads as vLLM stores them.
-_BLOCK = re.compile(r"(?:(?:(?:model\.)?medusa_heads?\.)?(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
+_BLOCK = re.compile(
+    r"(?:(?:(?:model\.)?medusa_heads?\.)?(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)"
+)
 _OUTPUT = re.compile(r"(?:(?:(?:model\.)?medusa_heads?\.)?(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
@@ -70,7 +72,9 @@ def load_medusa(source: Path, hidden_size: int, vocabulary_size: int, dtype: tor
     blocks = {name: match for name in tensors if (match := _BLOCK.fullmatch(name))}
     outputs = {name: match for name in tensors if (match := _OUTPUT.fullmatch(name))}
     if not blocks:
-        raise CheckpointError(f"{source} holds no Medusa heads: give the directory of medusa_lm_head, or a Medusa-2 model")
+        raise CheckpointError(
+            f"{source} holds no Medusa heads: give the directory of medusa_lm_head, or a Medusa-2 model"
+        )
     places: dict[str, str] = {}
     layers = 1
     for name, match in blocks.items():

@@ -6,7 +6,8 @@ Shapes: n rows of a pass, d their width, h / g query / key-value heads, e head_d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class Rope:
         if kind not in ROPE_TYPES:
             raise ValueError(f"RoPE type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        self.frequencies, self.scale = _frequencies(self.rotary_dim, theta, kind, dict(parameters or {}))
+        with torch.device("cpu"):  # a table, not a weight: it is there even while a network is built on ``meta``
+            self.frequencies, self.scale = _frequencies(self.rotary_dim, theta, kind, dict(parameters or {}))
 
     @staticmethod
     def from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
@@ -54,7 +56,7 @@ class Rope:
         if parameters["original_max_position_embeddings"] is None:
             parameters["original_max_position_embeddings"] = config.get("max_position_embeddings")
         partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
         theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
         return Rope(head_dim, float(theta), kind, parameters, int(head_dim * float(partial)))
 
@@ -176,7 +178,8 @@ class Attention(nn.Module):
         folded = query.view(n, -1, group, e).permute(1, 2, 0, 3).reshape(1, -1, group * n, e)
         folded_mask = None if mask is None else mask.repeat(group, 1)
         mixed = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=folded_mask)
-        return self.o_proj(mixed.view(-1, group, n, e).permute(2, 0, 1, 3).reshape(n, h * e))
+        result: torch.Tensor = self.o_proj(mixed.view(-1, group, n, e).permute(2, 0, 1, 3).reshape(n, h * e))
+        return result
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
                 layer: int = 0) -> torch.Tensor:  # fmt: skip
@@ -196,6 +199,72 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes and switches of one decoder layer."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    epsilon: float = 1e-6
+    attention_bias: bool = False  # on q, k, v
+    output_bias: bool = False  # on o
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], names: Collection[str], layer: str = "layers.0") -> LayerSizes:
+        """Sizes from a Hugging Face config; which biases and head norms there are, from the tensor ``names``.
+
+        Raises:
+            KeyError, TypeError, ValueError: a size is missing or is no number.
+        """
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        default_dim = 128 if config.get("model_type") == "qwen3" else hidden // heads
+        return LayerSizes(
+            hidden_size=hidden,
+            intermediate_size=int(config["intermediate_size"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or default_dim),
+            epsilon=float(config.get("rms_norm_eps", 1e-6)),
+            attention_bias=f"{layer}.self_attn.q_proj.bias" in names,
+            output_bias=f"{layer}.self_attn.o_proj.bias" in names,
+            mlp_bias=f"{layer}.mlp.gate_proj.bias" in names,
+            qk_norm=f"{layer}.self_attn.q_norm.weight" in names,
+        )
+
+
+class DecoderLayer(nn.Module):
+    """Attention and SwiGLU, each with residual and, unless ``input_norm`` is off, pre-norm (Llama, Qwen2, Qwen3)."""
+
+    def __init__(
+        self, sizes: LayerSizes, rope: Rope, input_norm: bool = True, attention_input: int | None = None
+    ) -> None:
+        super().__init__()
+        self.self_attn = Attention(
+            attention_input or sizes.hidden_size, sizes.hidden_size, sizes.num_heads, sizes.num_kv_heads,
+            sizes.head_dim, rope, sizes.attention_bias, sizes.output_bias, sizes.qk_norm, sizes.epsilon,
+        )  # fmt: skip
+        self.mlp = SwiGLU(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias)
+        self.input_layernorm = RMSNorm(sizes.hidden_size, sizes.epsilon) if input_norm else None
+        self.post_attention_layernorm = RMSNorm(sizes.hidden_size, sizes.epsilon)
+
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+                layer: int = 0) -> torch.Tensor:  # fmt: skip
+        """hidden [n, d] → [n, d]; keys and values go behind ``cache``, which the caller advances."""
+        x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
+        return self.finish(hidden, self.self_attn(x, positions, mask, cache, layer))
+
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The residual, the attention's result and the feed-forward block, summed."""
+        hidden = residual + attended
+        result: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return result
 
 

@@ -1,1 +1,1 @@
-"""Which nodes a draft tree gets. Shapes and values, no networks."""
+"""Which nodes a draft tree gets. Tokens and laws go through the ``DraftSampler``; no networks here."""

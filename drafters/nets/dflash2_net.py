@@ -1,0 +1,139 @@
+"""DFlash 2's network (inco.ai, "DFlash 2: Keep Drafting Parallel", 2026): DFlash, local mixing and a path selector.
+
+    mixing     around each sublayer F, on block rows only:  r + mix_out(F(mix_in(x))),  x the normed rows
+               mix(u)_i = k(i, 0) ⊙ u_i + k(i, 1) ⊙ u_(i−1),  u_(−1) = 0
+               k = base + δ(x_i), δ one number per group of channels; both sides read δ from x, before any mixing
+    selector   the 16 likeliest tokens of a slot, scored again given the token before:
+               S_t(a, b) = U_t(b) + Σ_r A[a]_r · (H h_t)_r · B[b]_r      U: logits, h: hidden after the norm
+
+Slots are still filled in one pass; only the choice among 16 tokens each goes left to right (``dflash2.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..checkpoint import CheckpointError, read_config
+from .dflash_net import DFlashConfig, DFlashLayer, DFlashNet, fill, read_dflash_config
+from .layers import KVCache, Rope
+
+
+@dataclass(frozen=True)
+class DFlash2Sizes:
+    """What DFlash 2 adds to the config."""
+
+    taps: int
+    group: int  # channels that share one dynamic number
+    rank: int
+    top_k: int
+
+
+def read_dflash2_sizes(source: Path) -> DFlash2Sizes:
+    """Raises ``CheckpointError`` where ``source`` is no DFlash 2 directory."""
+    config = read_config(source)
+    flat: Mapping[str, Any] = {**config, **(config.get("dflash_config") or {})}
+    names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    missing = [name for name in names if flat.get(name) is None]
+    if missing:
+        raise CheckpointError(f"{source}/config.json lacks {', '.join(missing)}: give a DFlash 2 checkpoint directory")
+    sizes = DFlash2Sizes(*(int(flat[name]) for name in names))
+    if min(sizes.taps, sizes.group, sizes.rank, sizes.top_k) < 1 or int(flat["hidden_size"]) % sizes.group:
+        raise CheckpointError(f"{source}/config.json gives sizes that do not fit ({sizes}): copy the checkpoint again")
+    return sizes
+
+
+class LocalMixing(nn.Module):
+    """The dynamic depthwise convolution around one sublayer: side 0 before it, side 1 after it."""
+
+    def __init__(self, hidden_size: int, sizes: DFlash2Sizes) -> None:
+        super().__init__()
+        self.taps, self.group = sizes.taps, sizes.group
+        self.base_kernel = nn.Parameter(torch.zeros(2, sizes.taps, hidden_size))
+        with torch.no_grad():
+            self.base_kernel[:, 0] = 1.0  # the identity
+        self.kernel_projection = nn.Linear(hidden_size, 2 * sizes.taps * hidden_size // sizes.group, bias=False)
+
+    def kernels(self, x: torch.Tensor) -> torch.Tensor:
+        """Normed rows [n, d] → coefficients [2 sides, taps, n, d]."""
+        n, d = x.shape
+        change = self.kernel_projection(x).view(n, 2, self.taps, d // self.group).permute(1, 2, 0, 3)
+        return self.base_kernel[:, :, None] + change.repeat_interleave(self.group, dim=-1)
+
+    @staticmethod
+    def mix(kernels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """One side's coefficients [taps, n, d] over rows [n, d]; what lies before the first row is 0."""
+        mixed = kernels[0] * rows
+        for tap in range(1, min(len(kernels), len(rows))):
+            mixed = mixed + kernels[tap] * F.pad(rows[:-tap], (0, 0, tap, 0))
+        return mixed
+
+
+class DFlash2Layer(DFlashLayer):
+    """A DFlash layer whose sublayers are wrapped in local mixing. Context rows are not mixed."""
+
+    def __init__(self, config: DFlashConfig, sizes: DFlash2Sizes, rope: Rope) -> None:
+        super().__init__(config, rope)
+        self.attention_conv = LocalMixing(config.hidden_size, sizes)
+        self.mlp_conv = LocalMixing(config.hidden_size, sizes)
+
+    def attention(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+                  index: int) -> torch.Tensor:  # fmt: skip
+        before, after = self.attention_conv.kernels(x)
+        return LocalMixing.mix(after, super().attention(LocalMixing.mix(before, x), positions, mask, cache, index))
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        before, after = self.mlp_conv.kernels(x)
+        return LocalMixing.mix(after, super().feed_forward(LocalMixing.mix(before, x)))
+
+
+class PathSelector(nn.Module):
+    """Scores a slot's likeliest tokens given the token before."""
+
+    def __init__(self, config: DFlashConfig, sizes: DFlash2Sizes) -> None:
+        super().__init__()
+        self.top_k = min(sizes.top_k, config.vocabulary_size)
+        self.hidden_projection = nn.Linear(config.hidden_size, sizes.rank, bias=False)
+        self.predecessor_codebook = nn.Parameter(0.02 * torch.randn(config.vocabulary_size, sizes.rank))
+        self.successor_codebook = nn.Parameter(0.02 * torch.randn(config.vocabulary_size, sizes.rank))
+
+    def candidates(self, hidden: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [n, d], logits [n, V] → token ids [n, k], ascending, and their gated codes (H h) ⊙ B[b], [n, k, rank].
+
+        S(a, b) is the logit of b plus the product of A[a], from ``codes``, with b's gated code.
+        """
+        ids = logits.topk(self.top_k, dim=-1).indices.sort(dim=-1).values
+        gated = self.hidden_projection(hidden)[:, None] * self.successor_codebook[ids]
+        return ids, gated.float()
+
+    def codes(self, ids: torch.Tensor) -> torch.Tensor:
+        """A[a] of token ids [m], float32 [m, rank]."""
+        return self.predecessor_codebook[ids].float()
+
+
+class DFlash2Net(DFlashNet):
+    """DFlash's network with local mixing in its layers, and the selector."""
+
+    def __init__(self, config: DFlashConfig, sizes: DFlash2Sizes) -> None:
+        super().__init__(config, partial(DFlash2Layer, config, sizes))
+        self.candidate_selector = PathSelector(config, sizes)
+
+
+def load_dflash2(source: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DFlash2Net:
+    """A published DFlash 2 directory; the codebooks may carry ``.weight`` or not.
+
+    Raises:
+        CheckpointError: its config or tensors cannot be used.
+    """
+    config, sizes = read_dflash_config(source), read_dflash2_sizes(source)
+    with torch.device("meta"):
+        net = DFlash2Net(config, sizes).to(dtype)
+    loaded: DFlash2Net = fill(net, source, device)
+    return loaded

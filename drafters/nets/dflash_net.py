@@ -1,0 +1,253 @@
+"""DFlash's network (2602.06036): one pass without a causal order guesses a whole block of tokens.
+
+    context   c(i) = hidden_norm(fc [h_a(i) ; h_b(i) ; …])   tapped hidden states of the target at token i, fused
+    block     anchor x(s), then B − 1 mask tokens             embedded with the target's own embedding
+    layer     Q from the block; K and V from c(0 … s−1) and the block, by the same matrices; c is the same tensor in
+              every layer and passes no input norm; rotary positions are absolute for both
+    output    norm, then the target's own head: slot j predicts x(s+j), its own position; slot 0 is not used
+
+The cache holds keys and values of the context alone: those of a block are of guesses, and the next block overwrites
+them. Parameters are named as published files name them. No embedding and no head are stored: the target lends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..checkpoint import CheckpointError, load_strict, read_config, read_tensors
+from .layers import Attention, KVCache, RMSNorm, Rope, SwiGLU
+
+# Frozen copies of the target's own weights that some exports carry, and tables that are computed.
+_NOT_OURS = ("embed_tokens.weight", "*lm_head.weight", "verifier_norm.weight", "d2t", "*rotary_emb.inv_freq")
+_UNREACHED = -1e4  # added to logits of tokens outside a reduced vocabulary: no chance, unless nothing else is allowed
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """What a published ``config.json`` says, under one name each.
+
+    Attributes:
+        feature_layers: Hugging Face ``hidden_states`` indices, in the order in which ``fc`` reads them.
+        windows: per layer, how far a row looks back, None without end.
+        window_from_anchor: the window on the context is counted from the block's first slot, not from each row.
+        causal: per layer, whether a slot sees only the slots before it.
+        rope: the fields ``Rope.from_config`` reads.
+    """
+
+    vocabulary_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+    attention_bias: bool
+    block_size: int
+    mask_token_id: int
+    feature_layers: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    window_from_anchor: bool
+    causal: tuple[bool, ...]
+    rope: Mapping[str, Any]
+    embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    logit_cap: float = 0.0
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+
+def read_dflash_config(source: Path) -> DFlashConfig:
+    """The config of a z-lab, JetSpec or speculators directory.
+
+    Raises:
+        CheckpointError: a field is missing, or the drafter is of a variant that is not supported.
+    """
+    try:
+        return parse_dflash_config(read_config(source))
+    except KeyError as error:
+        raise CheckpointError(f"{source}/config.json has no {error}: give a DFlash checkpoint directory") from error
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{source}/config.json is not a DFlash config this code supports: {error}") from error
+
+
+def parse_dflash_config(config: Mapping[str, Any]) -> DFlashConfig:
+    """As ``read_dflash_config``, from the parsed JSON; raises ``KeyError`` or ``ValueError``."""
+    exported = "transformer_layer_config" in config  # by speculators, which nests the transformer's fields
+    flat = {**(config.get("transformer_layer_config") or {}), **config, **(config.get("dflash_config") or {})}
+    for field in ("sample_from_anchor", "shift_label", "draft_shift"):
+        if flat.get(field):
+            raise ValueError(f"{field} is set, but slots must predict their own position")
+    layers = int(flat["num_hidden_layers"])
+    window = flat.get("sliding_window") if flat.get("use_sliding_window") else None
+    kinds = flat.get("layer_types") or [
+        "sliding_attention" if window is not None and i >= flat.get("max_window_layers", 28) else "full_attention"
+        for i in range(layers)
+    ]
+    sliding = [kind == "sliding_attention" for kind in kinds[:layers]]
+    if exported:
+        causal = [slides and not flat.get("sliding_window_non_causal", False) for slides in sliding]
+        features = flat["aux_hidden_state_layer_ids"]
+    else:
+        says = True if flat.get("causal_head") else config.get("is_causal")
+        causal = sliding if says is None else [bool(says)] * layers
+        features = [layer + 1 for layer in flat["target_layer_ids"]]  # outputs of 0-based layers
+    rope = dict(flat)
+    nested = (flat.get("rope_parameters") or {}).get("sliding_attention")
+    if nested:
+        rope["rope_parameters"] = nested
+    parsed = DFlashConfig(
+        vocabulary_size=int(flat["vocab_size"]),
+        hidden_size=int(flat["hidden_size"]),
+        intermediate_size=int(flat["intermediate_size"]),
+        num_heads=int(flat["num_attention_heads"]),
+        num_kv_heads=int(flat.get("num_key_value_heads") or flat["num_attention_heads"]),
+        head_dim=int(flat.get("head_dim") or 128),
+        norm_epsilon=float(flat.get("rms_norm_eps", 1e-6)),
+        attention_bias=bool(flat.get("attention_bias", False)),
+        block_size=int(flat.get("block_size", 16)),
+        mask_token_id=int(flat["mask_token_id"]),
+        feature_layers=tuple(int(layer) for layer in features),
+        windows=tuple(int(window) if slides and window is not None else None for slides in sliding),
+        window_from_anchor=exported,
+        causal=tuple(causal),
+        rope=rope,
+        embedding_scale=float(flat.get("input_embedding_scale") or 1.0),
+        output_multiplier=float(flat.get("output_multiplier") or 1.0),
+        logit_cap=float(flat.get("final_logit_softcapping") or 0.0),
+    )
+    if len(parsed.windows) != layers or parsed.block_size < 2 or not parsed.feature_layers:
+        raise ValueError("it needs a type for every layer, a block of at least 2 slots and target layers to read")
+    if not 0 <= parsed.mask_token_id < parsed.vocabulary_size:
+        raise ValueError(f"mask token {parsed.mask_token_id} is outside the vocabulary of {parsed.vocabulary_size}")
+    return parsed
+
+
+class DFlashLayer(nn.Module):
+    """A pre-norm block of attention over context and block, and SwiGLU, both with residual."""
+
+    def __init__(self, config: DFlashConfig, rope: Rope) -> None:
+        super().__init__()
+        d, epsilon = config.hidden_size, config.norm_epsilon
+        self.self_attn = Attention(d, d, config.num_heads, config.num_kv_heads, config.head_dim, rope,
+                                   config.attention_bias, config.attention_bias, True, epsilon)  # fmt: skip
+        self.mlp = SwiGLU(d, config.intermediate_size)
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(d, epsilon), RMSNorm(d, epsilon)
+
+    def attention(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+                  index: int) -> torch.Tensor:  # fmt: skip
+        """The attention sublayer on normed rows [n, d]."""
+        result: torch.Tensor = self.self_attn(x, positions, mask, cache, index)
+        return result
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The other sublayer, likewise."""
+        result: torch.Tensor = self.mlp(x)
+        return result
+
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+                index: int) -> torch.Tensor:  # fmt: skip
+        hidden = hidden + self.attention(self.input_layernorm(hidden), positions, mask, cache, index)
+        return hidden + self.feed_forward(self.post_attention_layernorm(hidden))
+
+
+class DFlashNet(nn.Module):
+    """The network without embedding and head. Rows are [n, d]; the cache is the caller's."""
+
+    def __init__(self, config: DFlashConfig, make_layer: Callable[[Rope], DFlashLayer] | None = None) -> None:
+        super().__init__()
+        self.config = config
+        d = config.hidden_size
+        rope = Rope.from_config(config.rope, config.head_dim)
+        make = make_layer or partial(DFlashLayer, config)
+        self.layers = nn.ModuleList(make(rope) for _ in range(config.num_layers))
+        self.fc = nn.Linear(len(config.feature_layers) * d, d, bias=False)
+        self.hidden_norm, self.norm = RMSNorm(d, config.norm_epsilon), RMSNorm(d, config.norm_epsilon)
+        self.reachable: torch.Tensor | None = None  # bool [V] where the drafter was trained on fewer tokens
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for context rows."""
+        config, place = self.config, self.fc.weight
+        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, place.dtype, place.device)
+
+    def follow(self, features: torch.Tensor, cache: KVCache) -> None:
+        """Append context rows: hidden states [n, m, d] of the next n committed tokens, layers as ``feature_layers``."""
+        context = self.hidden_norm(self.fc(features.flatten(1)))
+        positions = torch.arange(cache.length, cache.length + len(context), device=context.device)
+        for index, layer in enumerate(self.layers):
+            cache.write(index, *layer.self_attn.keys_values(context, positions))
+        cache.advance(len(context))
+
+    def forward(self, rows: torch.Tensor, cache: KVCache, anchor: int = 0) -> torch.Tensor:
+        """Embedded block rows [n, d], standing right behind the context → hidden [n, d] after the norm.
+
+        ``anchor``: the row of the anchor; rows before it are tokens known without features. The cache keeps nothing.
+        """
+        hidden = rows * self.config.embedding_scale
+        positions = torch.arange(cache.length, cache.length + len(rows), device=rows.device)
+        masks: dict[tuple[int | None, bool], torch.Tensor | None] = {}
+        for index, layer in enumerate(self.layers):
+            kind = (self.config.windows[index], self.config.causal[index])
+            if kind not in masks:
+                masks[kind] = self._mask(positions, cache.length, anchor, *kind)
+            hidden = layer(hidden, positions, masks[kind], cache, index)
+        result: torch.Tensor = self.norm(hidden)
+        return result
+
+    def logits(self, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        """hidden [n, d] by the target's head [V, d] → logits float32 [n, V]."""
+        config = self.config
+        logits = F.linear(hidden.to(head.dtype), head).float() * config.output_multiplier
+        if config.logit_cap > 0:
+            logits = torch.tanh(logits / config.logit_cap) * config.logit_cap
+        if self.reachable is not None:
+            logits = torch.where(self.reachable, logits, logits + _UNREACHED)
+        return logits
+
+    def _mask(self, rows: torch.Tensor, context: int, anchor: int, window: int | None,
+              causal: bool) -> torch.Tensor | None:  # fmt: skip
+        """bool [n, context + n], True where a row may look; None where it may look everywhere. Slots are positions."""
+        if window is None and not causal:
+            return None
+        row, slot = rows[:, None], torch.arange(context + len(rows), device=rows.device)[None]
+        seen = slot <= row if causal else torch.ones_like(slot <= row)
+        if window is not None and self.config.window_from_anchor:
+            seen &= slot >= context + anchor - window
+        elif window is not None:
+            seen &= (row - slot < window) & (slot - row < window)
+        return seen
+
+
+def load_dflash(source: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DFlashNet:
+    """A published DFlash directory.
+
+    Raises:
+        CheckpointError: its config or tensors cannot be used.
+    """
+    with torch.device("meta"):
+        net = DFlashNet(read_dflash_config(source)).to(dtype)
+    return fill(net, source, device)
+
+
+def fill(net: DFlashNet, source: Path, device: torch.device | str) -> Any:
+    """Give ``net``, built on the meta device, the tensors of ``source``."""
+    tensors = read_tensors(source)
+    reachable = tensors.pop("t2d", None)
+    if reachable is not None and reachable.shape != (net.config.vocabulary_size,):
+        raise CheckpointError(f"t2d in {source} is {list(reachable.shape)}, not one entry per token: copy it again")
+    load_strict(net, tensors, lambda name: name.replace("_codebook.weight", "_codebook"), source, _NOT_OURS)
+    if reachable is not None and not bool(reachable.bool().all()):
+        net.reachable = reachable.bool().to(device)
+    rope = Rope.from_config(net.config.rope, net.config.head_dim)  # computed, not stored: the old one has no data
+    for layer in net.layers:
+        layer.self_attn.rope = rope
+    return net.to(device).eval()

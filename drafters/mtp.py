@@ -1,0 +1,225 @@
+"""Multi-token prediction as a drafter: the target's own further-looking modules guess, the target checks.
+
+Sequential modules (DeepSeek-V3 and its kin; ``nets/mtp_net.py``), D of them:
+
+    committed   x0 … x(t−1)        with h(0) … h(t−1), the target's hidden states after its final norm
+    stem        x(t) … x(t+m)      the anchor, and what a grammar forces: no hidden states of these exist yet
+    module k    row i reads (what module k − 1 made of row i, or h(i); x(i+1+k)) and predicts x(i+2+k)
+    step 0      module 0, row t−1, reads (h(t−1), x(t))              and predicts x(t+1)
+    step j      D > 1: module j, row t−1, reads x(t+j)               and predicts x(t+j+1), up to j = D − 1
+                D = 1: the one module, a new row t−1+j, reads what it made of the row before, and x(t+j)
+
+x(t+1) … are the stem's while it lasts, then drafts, so forced tokens cost a step each and guess nothing. A row is kept
+once every token it reads is committed, rows 0 … t−1−D; the last D are run again with each draft, so a rejected token
+leaves nothing behind.
+
+Parallel heads (Gloeckle et al., 2404.19737): head k reads z(0) … z(t−1), what enters the target's last layer, and
+predicts x(t+1+k), all at once and none knowing the others, like Medusa's (``medusa.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, Incompatible, Target
+from spec_planner.decoding.draft_tree import DraftTree
+from spec_planner.decoding.sampling import Law
+
+from .nets.layers import module_bytes
+from .nets.mtp_layouts import Recursion, load_mtp, load_parallel_heads
+from .nets.mtp_net import MtpNet, ParallelHeads
+from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
+
+_FEED_AT_ONCE = 32  # a prompt is followed as it comes, chunk by chunk; what a cycle commits, with the next draft
+
+
+class _Follower:
+    """The committed ids and the target's hidden states at them, and the weights lent by the target."""
+
+    name = "mtp"
+    _borrows: tuple[str, ...]
+
+    def __init__(self, net: torch.nn.Module, target: Target, layer: int, draws_trees: bool) -> None:
+        self._net = net
+        self._lent = {name: torch.as_tensor(target.lend(name)) for name in self._borrows}
+        self._place = next(net.parameters())
+        self._ids: list[int] = []
+        self._states: list[torch.Tensor] = []  # of every committed token, each [d]
+        self.requirements = DrafterRequirements(
+            feature_layers=(layer,),
+            vocabulary_size=self._lent["head"].shape[0],
+            hidden_size=net.hidden_size,
+            borrows=self._borrows,
+            draws_trees=draws_trees,
+        )
+
+    @property
+    def own_bytes(self) -> int:
+        """Weights, caches and hidden states that are this drafter's."""
+        states = sum(state.numel() * state.element_size() for state in self._states)
+        return module_bytes(self._net) + states + sum(cache.num_bytes for cache in self._caches)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """Weights of the target that this drafter uses and did not copy."""
+        kept = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in self._lent.values()}
+        return sum(kept.values())
+
+    def _remember(self, committed_ids: Sequence[int], features: Any) -> None:
+        if features is None:
+            raise Incompatible(f"drafter {self.name!r} reads hidden states and got none: tap its feature_layers")
+        rows = torch.as_tensor(features)[:, 0].to(device=self._place.device, dtype=self._place.dtype)
+        self._ids.extend(committed_ids)
+        self._states.extend(rows.unbind())
+
+    def close(self) -> None:
+        self._ids.clear()
+        self._states.clear()
+        self._lent.clear()
+        del self._net, self._place, self._caches
+
+
+class MtpDrafter(_Follower):
+    """Drafts with sequential modules: a chain, or a comb of ``siblings`` alternatives per position.
+
+    With one module the number of draft tokens is the budget's; with D modules it is at most D.
+    """
+
+    _borrows = ("embedding", "head")
+
+    def __init__(self, net: MtpNet, target: Target, siblings: int = 1) -> None:
+        if siblings < 1:
+            raise ValueError(f"an MTP drafter needs at least 1 candidate per position, got {siblings}")
+        super().__init__(net, target, target.info.num_layers, draws_trees=siblings > 1)
+        self._siblings, self._caches = siblings, net.new_caches()
+
+    @staticmethod
+    def load(source: Path, target: Target, siblings: int = 1, recursion: Recursion = "normed") -> MtpDrafter:
+        """The modules published inside ``target``'s checkpoint, or alone.
+
+        Raises:
+            CheckpointError: the checkpoint holds none that can be used.
+        """
+        lent = torch.as_tensor(target.lend("embedding"))
+        return MtpDrafter(load_mtp(source, lent.dtype, lent.device, recursion), target, siblings)
+
+    def truncate(self, length: int) -> None:
+        del self._ids[length:], self._states[length:]
+        for cache in self._caches:
+            cache.truncate(self._settled)
+
+    @torch.inference_mode()
+    def observe(self, committed_ids: Sequence[int], features: Any) -> None:
+        self._remember(committed_ids, features)
+        if self._settled - self._caches[0].length >= _FEED_AT_ONCE:
+            self._follow()
+
+    @torch.inference_mode()
+    def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
+        forced, num_modules = len(stem) - 1, len(self._net)
+        depth = max(budget // self._siblings, 1)
+        if num_modules > 1:
+            depth = min(depth, num_modules - forced)
+        if depth < 1 or not self._ids:
+            return stem_alone(stem, sampler)
+        self._follow()
+        start = self._settled
+        hidden, ahead = torch.stack(self._states[start:]), [*self._ids[start + 1 :], *stem]
+        tokens, parents = list(stem), list(range(-1, forced))
+        laws: dict[int, Law] = {node: Law.point(token) for node, token in enumerate(stem[1:])}
+        node, branch = forced, list(stem)
+        for step in range(forced + depth):
+            hidden, read = self._step(step, hidden, ahead[step : step + len(hidden)], start + 1 + step)
+            if step < forced:
+                continue
+            laws[node] = sampler.law(F.linear(read[-1], self._lent["head"]).float().cpu().numpy(), branch)
+            count = min(self._siblings, len(stem) + budget - len(tokens))
+            picked = sampler.pick_siblings(laws[node], count, len(self._ids) + step + 1, slot=len(tokens))
+            parents += [node] * len(picked)
+            node = len(tokens)
+            tokens += picked
+            branch.append(picked[0])
+            ahead.append(picked[0])
+        for cache in self._caches:
+            cache.truncate(start)
+        return sampler.tree(tokens, parents, [laws.get(node) for node in range(len(tokens))])
+
+    @property
+    def _settled(self) -> int:
+        """Rows all of whose tokens are committed, for every module."""
+        return max(len(self._ids) - len(self._net), 0)
+
+    def _follow(self) -> None:
+        """Run the rows that have become settled through every module."""
+        first, end = self._caches[0].length, self._settled
+        if first >= end:
+            return
+        hidden = torch.stack(self._states[first:end])
+        for depth, cache in enumerate(self._caches):
+            tokens = self._embed(self._ids[first + 1 + depth : end + 1 + depth])
+            hidden, _ = self._net.step(depth, hidden, tokens, first + 1 + depth, cache)
+            cache.advance(end - first)
+
+    def _step(
+        self, step: int, hidden: torch.Tensor, tokens: Sequence[int], position: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        depth = step if len(self._net) > 1 else 0
+        result = self._net.step(depth, hidden, self._embed(tokens), position, self._caches[depth])
+        self._caches[depth].advance(len(hidden))
+        return result
+
+    def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        return F.embedding(torch.tensor(tokens, device=self._place.device), self._lent["embedding"])
+
+
+class ParallelMtpDrafter(_Follower):
+    """Drafts with parallel heads; ``shape`` as for ``MedusaDrafter``."""
+
+    name = "mtp-parallel"
+    _borrows = ("head", "final_norm")
+
+    def __init__(self, net: ParallelHeads, target: Target, shape: Shape = "chain") -> None:
+        super().__init__(net, target, target.info.num_layers - 1, draws_trees=shape != "chain")
+        self._shape, self._caches = shape, [net.new_cache()]
+
+    @staticmethod
+    def load(source: Path, target: Target, shape: Shape = "chain") -> ParallelMtpDrafter:
+        """The extra heads published inside ``target``'s checkpoint, or alone.
+
+        Raises:
+            CheckpointError: the checkpoint holds none that can be used.
+        """
+        lent = torch.as_tensor(target.lend("head"))
+        return ParallelMtpDrafter(load_parallel_heads(source, lent.dtype, lent.device), target, shape)
+
+    def truncate(self, length: int) -> None:
+        del self._ids[length:], self._states[length:]
+        self._caches[0].truncate(length)
+
+    @torch.inference_mode()
+    def observe(self, committed_ids: Sequence[int], features: Any) -> None:
+        self._remember(committed_ids, features)
+        if len(self._ids) - self._caches[0].length >= _FEED_AT_ONCE:
+            self._follow(range(0))
+
+    @torch.inference_mode()
+    def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
+        forced = len(stem) - 1
+        heads = range(forced, min(len(self._net), forced + budget))
+        if not heads or not self._ids:
+            return stem_alone(stem, sampler)
+        results = self._net.logits(self._follow(heads), self._lent["final_norm"], self._lent["head"])
+        return draft_from_marginals(
+            stem, list(results.float().cpu().numpy()), budget, len(self._ids), sampler, self._shape
+        )
+
+    def _follow(self, heads: range) -> torch.Tensor:
+        """Bring the cache up to the last committed token, which is asked again if it was followed before."""
+        cache = self._caches[0]
+        cache.truncate(len(self._states) - 1)
+        return self._net.follow(torch.stack(self._states[cache.length :]), heads, cache)

@@ -1,0 +1,129 @@
+"""Multi-token prediction: modules that a target was trained with, or given later, and that guess further ahead.
+
+Sequential (DeepSeek-V3, 2412.19437): module k takes, at row i, what module k − 1 made of row i (module 0: the target's
+hidden state h(i) after its final norm) and the token k + 1 places on:
+
+    u(i) = eh_proj · [ enorm(emb(x(i+1+k))) ; hnorm(h(i)) ]      MiMo: the other way round
+    g(i) = block(u)(i), over its own rows 0 … i                   logits of x(i+2+k) = head · norm(g(i))
+
+What goes on to the next module, or back into the only one, is norm(g) or g itself, by family and by age of the code
+that serves it. Parallel (Gloeckle et al., 2404.19737): heads beside the target's last layer, on what enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .layers import KVCache, RMSNorm, causal_mask
+from .mtp_blocks import Block, Shapes
+
+
+@dataclass(frozen=True)
+class MtpForm:
+    """What differs between published families.
+
+    Attributes:
+        hidden_first: the projection reads [hidden ; embedding] rather than [embedding ; hidden].
+        recurse_normed: the next step gets norm(g) rather than g.
+        norm_offset: 1 where RMSNorm weights are stored zero-centred.
+    """
+
+    hidden_first: bool = False
+    recurse_normed: bool = True
+    norm_offset: float = 0.0
+
+
+class MtpModule(nn.Module):
+    """One sequential module; parameters have DeepSeek's names, its ``shared_head.norm`` being ``norm``."""
+
+    def __init__(self, config: Mapping[str, Any], shapes: Shapes, form: MtpForm) -> None:
+        super().__init__()
+        size, epsilon = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        self.form = form
+        self.enorm, self.hnorm, self.norm = (RMSNorm(size, epsilon, form.norm_offset) for _ in range(3))
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.block = Block(config, shapes, form.norm_offset)
+
+    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, start: int, cache: KVCache) -> torch.Tensor:
+        """Row i of ``hidden`` and ``embedded`` [n, d] stands behind those in ``cache``; returns g [n, d].
+
+        ``start``: the position of row 0's token, for RoPE. The caller advances the cache, or not.
+        """
+        parts = (self.enorm(embedded), self.hnorm(hidden))
+        x = self.eh_proj(torch.cat(parts[::-1] if self.form.hidden_first else parts, dim=-1))
+        n = len(x)
+        positions = torch.arange(start, start + n, device=x.device)
+        mask = causal_mask(n, cache.length, x.device) if n > 1 else None
+        result: torch.Tensor = self.block(x, positions, mask, cache)
+        return result
+
+
+class MtpNet(nn.Module):
+    """The modules of one target, in the order of their distance."""
+
+    def __init__(self, config: Mapping[str, Any], shapes: list[Shapes], form: MtpForm) -> None:
+        """``shapes``: of each module's block tensors."""
+        super().__init__()
+        self.form, self.hidden_size = form, int(config["hidden_size"])
+        self.modules_by_depth = nn.ModuleList(MtpModule(config, each, form) for each in shapes)
+
+    def __len__(self) -> int:
+        return len(self.modules_by_depth)
+
+    def new_caches(self) -> list[KVCache]:
+        return [module.block.new_cache() for module in self.modules_by_depth]
+
+    def step(
+        self, depth: int, hidden: torch.Tensor, embedded: torch.Tensor, start: int, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the next step gets, and what the head reads, each [n, d]."""
+        module = self.modules_by_depth[depth]
+        made = module(hidden, embedded, start, cache)
+        normed = module.norm(made)
+        return (normed if self.form.recurse_normed else made), normed
+
+
+class ParallelHeads(nn.Module):
+    """K decoder layers beside the target's last one; head k guesses the token k + 2 places on (the last layer: 1)."""
+
+    def __init__(self, config: Mapping[str, Any], shapes: list[Shapes]) -> None:
+        super().__init__()
+        self.hidden_size, self.epsilon = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        self.heads = nn.ModuleList(Block(config, each) for each in shapes)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def new_cache(self) -> KVCache:
+        place, shape = self.heads[0].input_layernorm.weight, self.heads[0].self_attn.cache_shape
+        return KVCache(len(self.heads), *shape, dtype=place.dtype, device=place.device)
+
+    def follow(self, trunk: torch.Tensor, wanted: range, cache: KVCache) -> torch.Tensor:
+        """Put ``trunk`` [n, d], what enters the target's last layer, behind the cache.
+
+        Returns [len(wanted), d], the wanted heads at the last row. Nothing else is asked, so of the other rows each
+        head needs keys and values alone.
+        """
+        n = len(trunk)
+        positions = torch.arange(cache.length, cache.length + n, device=trunk.device)
+        results = []
+        for k, block in enumerate(self.heads):
+            attention, x = block.self_attn, block.input_layernorm(trunk)
+            keys, values = cache.write(k, *attention.keys_values(x, positions))
+            if k in wanted:
+                query = attention.queries(x[-1:], positions[-1:])
+                results.append(block.finish(trunk[-1:], attention.attend(query, keys, values, None))[0])
+        cache.advance(n)
+        return torch.stack(results) if results else trunk[:0]
+
+    def logits(self, results: torch.Tensor, final_norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        """[m, d] through the target's final norm [d] and head [V, d] → [m, V]."""
+        wide = results.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return F.linear(wide.to(results.dtype) * final_norm, head)

@@ -1,0 +1,482 @@
+"""Multi-token prediction: published modules load as they are and say what Hugging Face's code says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from drafters.checkpoint import CheckpointError, detect
+from drafters.mtp import MtpDrafter, ParallelMtpDrafter
+from drafters.nets.mtp_layouts import load_mtp, load_parallel_heads
+from spec_planner.decoding.contracts import Drafter, Incompatible, PromptInput, TargetInfo, check_compatible
+from spec_planner.decoding.draft_sampler import RunDraftSampler
+from spec_planner.decoding.exact_rules import RULES
+from spec_planner.decoding.loop import decode
+from spec_planner.decoding.random_stream import RandomStream
+from spec_planner.decoding.sampling import SamplingParams
+from spec_planner.decoding.stopping import Stopping
+from spec_planner.engines.torch_target import TorchTarget
+from tests.models import make_tiny_model
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "mtp.json"
+HIDDEN, VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 32, 96, 2, 4, 2, 16, 24
+PROBED = [0, 7, 31, 60, 95]  # vocabulary entries compared
+# What is committed when a draft is asked for, and how many forced tokens stand behind the anchor. The text is random,
+# so every draft is turned down; 52 tokens at once are followed before the draft, the others with it.
+ROUNDS = [(1, 0), (9, 0), (10, 1), (13, 0), (17, 2), (69, 0), (70, 0)]
+STEPS = 3  # draft tokens where one module is used again and again
+
+_COMMON = {
+    "hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "intermediate_size": INNER, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "rope_theta": 5000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+_MOE = {"moe_intermediate_size": INNER, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_NO_THETA = {name: value for name, value in _COMMON.items() if name != "rope_theta"}
+_ROPE_35 = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+CONFIGS: dict[str, dict] = {
+    "deepseek": {
+        **_COMMON, **_MOE, "model_type": "deepseek_v3", "num_nextn_predict_layers": 1, "num_experts_per_tok": 3,
+        "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
+        "num_key_value_heads": HEADS, "head_dim": 4, "first_k_dense_replace": 1, "attention_bias": False,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32,
+                         "beta_slow": 1, "original_max_position_embeddings": 128},
+    },
+    "glm": {
+        **_COMMON, **_MOE, "model_type": "glm4_moe", "num_nextn_predict_layers": 1, "n_routed_experts": 4,
+        "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
+        "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5,
+    },
+    "qwen3_next": {
+        **_COMMON, **_MOE, "model_type": "qwen3_next", "num_experts": 4, "shared_expert_intermediate_size": INNER,
+        "partial_rotary_factor": 0.25,
+    },
+    "qwen3_5": {"model_type": "qwen3_5", "text_config": {
+        **_NO_THETA, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1, "rope_parameters": _ROPE_35,
+    }},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe", "text_config": {
+        **_NO_THETA, **_MOE, "model_type": "qwen3_5_moe_text", "mtp_num_hidden_layers": 1, "num_experts": 4,
+        "shared_expert_intermediate_size": INNER, "rope_parameters": _ROPE_35,
+    }},
+    "mimo": {**_COMMON, "model_type": "mimo", "num_nextn_predict_layers": 1, "attention_bias": True},
+}  # fmt: skip
+CONFIGS["deepseek raw"] = CONFIGS["deepseek"]
+CONFIGS["deepseek two modules"] = {**CONFIGS["deepseek"], "num_nextn_predict_layers": 2}
+
+
+class Draw:
+    """Random tensors under names. ``RandomState`` streams are frozen, so a seed means the same numbers for ever."""
+
+    def __init__(self, seed: int) -> None:
+        self._random, self.tensors = np.random.RandomState(seed), {}
+
+    def __call__(self, name: str, *shape: int, scale: float = 0.3, around: float = 0.0) -> None:
+        numbers = around + scale * self._random.standard_normal(shape)
+        self.tensors[name] = torch.from_numpy(numbers.astype(np.float32))
+
+
+def published(form: str) -> dict[str, torch.Tensor]:
+    """The MTP tensors of a checkpoint, in its family's layout, and a few of the target's that must not be read."""
+    draw = Draw(21)
+    family = form.split()[0]
+    draw("model.layers.0.mlp.down_proj.weight", 3, 3)
+    draw("model.embed_tokens.weight", VOCABULARY, HIDDEN)
+    if family in ("deepseek", "glm"):
+        for depth in range(2 if form == "deepseek two modules" else 1):
+            prefix = f"model.layers.{LAYERS + depth}."
+            _outer(draw, prefix, "eh_proj", "enorm", "hnorm", "shared_head.norm")
+            draw(f"{prefix}embed_tokens.weight", VOCABULARY, HIDDEN)
+            draw(f"{prefix}shared_head.head.weight", VOCABULARY, HIDDEN)
+            _layer(draw, prefix, family)
+    elif family == "mimo":
+        _outer(draw, "model.mtp_layers.0.", "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+        _layer(draw, "model.mtp_layers.0.", family)
+    else:
+        _outer(draw, "mtp.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", around=0.0)
+        _layer(draw, "mtp.layers.0.", family)
+    return draw.tensors
+
+
+def _outer(draw: Draw, prefix: str, projection: str, *norms: str, around: float = 1.0) -> None:
+    draw(f"{prefix}{projection}.weight", HIDDEN, 2 * HIDDEN)
+    for norm in norms:
+        draw(f"{prefix}{norm}.weight", HIDDEN, scale=0.2, around=around)
+
+
+def _layer(draw: Draw, prefix: str, family: str) -> None:
+    around = 0.0 if family.startswith("qwen") else 1.0
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        draw(f"{prefix}{norm}.weight", HIDDEN, scale=0.2, around=around)
+    if family == "deepseek":
+        shapes = {"q_a_proj": (12, HIDDEN), "q_b_proj": (HEADS * 10, 12), "kv_a_proj_with_mqa": (14, HIDDEN),
+                  "kv_b_proj": (HEADS * 14, 10), "o_proj": (HIDDEN, HEADS * 8)}  # fmt: skip
+        for norm, size in (("q_a_layernorm", 12), ("kv_a_layernorm", 10)):
+            draw(f"{prefix}self_attn.{norm}.weight", size, scale=0.2, around=1.0)
+    else:
+        gated = 2 if family.startswith("qwen") else 1
+        shapes = {"q_proj": (gated * HEADS * HEAD_DIM, HIDDEN), "k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+                  "v_proj": (KV_HEADS * HEAD_DIM, HIDDEN), "o_proj": (HIDDEN, HEADS * HEAD_DIM)}  # fmt: skip
+        for norm in ("q_norm", "k_norm") if family != "mimo" else ():
+            draw(f"{prefix}self_attn.{norm}.weight", HEAD_DIM, scale=0.2, around=around)
+        for name in ("q_proj", "k_proj", "v_proj") if family in ("glm", "mimo") else ():
+            draw(f"{prefix}self_attn.{name}.bias", shapes[name][0])
+    for name, shape in shapes.items():
+        draw(f"{prefix}self_attn.{name}.weight", *shape)
+    if family in ("mimo", "qwen3_5"):
+        _swiglu(draw, f"{prefix}mlp.")
+        return
+    count = 8 if family == "deepseek" else 4
+    draw(f"{prefix}mlp.gate.weight", count, HIDDEN)
+    if family == "qwen3_5_moe":
+        draw(f"{prefix}mlp.experts.gate_up_proj", count, 2 * INNER, HIDDEN)
+        draw(f"{prefix}mlp.experts.down_proj", count, HIDDEN, INNER)
+    else:
+        for expert in range(count):
+            _swiglu(draw, f"{prefix}mlp.experts.{expert}.")
+    if family.startswith("qwen"):
+        _swiglu(draw, f"{prefix}mlp.shared_expert.")
+        draw(f"{prefix}mlp.shared_expert_gate.weight", 1, HIDDEN)
+    else:
+        _swiglu(draw, f"{prefix}mlp.shared_experts.")
+        draw(f"{prefix}mlp.gate.e_score_correction_bias", count, scale=0.1)
+
+
+def _swiglu(draw: Draw, prefix: str) -> None:
+    draw(f"{prefix}gate_proj.weight", INNER, HIDDEN)
+    draw(f"{prefix}up_proj.weight", INNER, HIDDEN)
+    draw(f"{prefix}down_proj.weight", HIDDEN, INNER)
+
+
+def parallel_heads(num_heads: int = 3) -> tuple[dict, dict[str, torch.Tensor]]:
+    """params.json and the extra heads of a checkpoint in Meta's layout."""
+    draw = Draw(31)
+    draw("layers.0.ffn_norm.weight", HIDDEN)
+    for head in range(num_heads):
+        prefix = f"extra_heads.{head}."
+        for norm in ("attention_norm", "ffn_norm"):
+            draw(f"{prefix}{norm}.weight", HIDDEN, scale=0.2, around=1.0)
+        for name, rows in (("wq", HEADS), ("wk", KV_HEADS), ("wv", KV_HEADS)):
+            draw(f"{prefix}attention.{name}.weight", rows * 8, HIDDEN)
+        draw(f"{prefix}attention.wo.weight", HIDDEN, HEADS * 8)
+        draw(f"{prefix}feed_forward.w1.weight", INNER, HIDDEN)
+        draw(f"{prefix}feed_forward.w3.weight", INNER, HIDDEN)
+        draw(f"{prefix}feed_forward.w2.weight", HIDDEN, INNER)
+    params = {"dim": HIDDEN, "n_heads": HEADS, "n_kv_heads": KV_HEADS, "norm_eps": 1e-5, "n_layers": LAYERS + 3}
+    return params, draw.tensors
+
+
+def text_and_states() -> tuple[list[int], torch.Tensor]:
+    """Ids of a text, and hidden states [n, d] of a target at them."""
+    random = np.random.RandomState(8)
+    length = ROUNDS[-1][0] + 8
+    ids = random.randint(0, VOCABULARY, length).tolist()
+    return ids, torch.from_numpy(random.standard_normal((length, HIDDEN)).astype(np.float32))
+
+
+class Lender:
+    """As much of a target as a drafter needs: its weights."""
+
+    def __init__(self, num_layers: int = LAYERS) -> None:
+        draw = Draw(41)
+        draw("embedding", VOCABULARY, HIDDEN, scale=1.0)
+        draw("head", VOCABULARY, HIDDEN)
+        draw("final_norm", HIDDEN, scale=0.2, around=1.0)
+        self.lend = draw.tensors.__getitem__
+        self.info = TargetInfo(
+            "t", "torch", "float32", "cpu", VOCABULARY, HIDDEN, num_layers, 512, 64, True,
+            ("embedding", "head", "final_norm"),
+        )  # fmt: skip
+
+
+class Recording(RunDraftSampler):
+    """Keeps the logits it is given."""
+
+    def law(self, logits, branch):
+        self.seen.append(logits[PROBED].tolist())
+        return super().law(logits, branch)
+
+
+def sampler_of(temperature=0.0, seed=3, rule="drafter-invariant", at=0, kind=RunDraftSampler):
+    sampler = kind(RULES[rule], SamplingParams(temperature, seed=seed), RandomStream(seed))
+    sampler.anchor_position, sampler.seen = at, []
+    return sampler
+
+
+def saved(directory: Path, tensors: dict[str, torch.Tensor], config: dict, config_name: str = "config.json") -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "model.safetensors")
+    (directory / config_name).write_text(json.dumps(config))
+    return directory
+
+
+def check_rounds(drafter: Drafter, golden: list[dict], steps: int) -> None:
+    ids, states = text_and_states()
+    seen = 0
+    for (length, forced), expected in zip(ROUNDS, golden, strict=True):
+        drafter.observe(ids[seen:length], states[seen:length, None])
+        seen = length
+        sampler = sampler_of(at=length, kind=Recording)
+        tree = drafter.draft(ids[length : length + forced + 1], steps, sampler)
+        assert tree.tokens[forced + 1 :].tolist() == expected["tokens"]
+        np.testing.assert_allclose(sampler.seen, expected["logits"], rtol=0, atol=1e-4)
+    # Forgotten and told again, in other pieces: the same.
+    for length, again in ((13, 3), (60, 4)):
+        drafter.truncate(length)
+        seen = length
+        number = next(i for i, (end, _) in enumerate(ROUNDS) if end >= length)
+        for (end, forced), expected in list(zip(ROUNDS, golden, strict=True))[number : number + again]:
+            drafter.observe(ids[seen:end], states[seen:end, None])
+            seen = end
+            tree = drafter.draft(ids[end : end + forced + 1], steps, sampler_of(at=end))
+            assert tree.tokens[forced + 1 :].tolist() == expected["tokens"]
+
+
+@pytest.mark.parametrize("form", CONFIGS)
+def test_the_reference_says_the_same(form, tmp_path):
+    directory = saved(tmp_path, published(form), CONFIGS[form])
+    assert detect(directory) == "mtp"
+    net = load_mtp(directory, recursion="raw" if form.endswith("raw") else "normed")
+    assert len(net) == (2 if form == "deepseek two modules" else 1)
+    check_rounds(MtpDrafter(net, Lender()), json.loads(GOLDEN.read_text())[form], STEPS)
+
+
+def test_the_reference_says_the_same_of_parallel_heads(tmp_path):
+    params, tensors = parallel_heads()
+    net = load_parallel_heads(saved(tmp_path, tensors, params, "params.json"))
+    drafter = ParallelMtpDrafter(net, Lender())
+    assert drafter.requirements.feature_layers == (LAYERS - 1,)
+    check_rounds(drafter, json.loads(GOLDEN.read_text())["parallel"], STEPS)
+
+
+# On a real, if tiny, target: hidden 64, vocabulary 320, 2 layers.
+
+PROMPT = tuple(range(3, 150, 4))
+KINDS = ["one module, chain", "one module, comb", "two modules, chain", "two modules, comb",
+         "parallel, chain", "parallel, best-first"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> TorchTarget:
+    directory = make_tiny_model(tmp_path_factory.mktemp("mtp") / "target", "qwen3", num_layers=2, tied=False)
+    return TorchTarget.load(directory, context_length=256, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """Modules of the target's own kind, dense, in DeepSeek's layout, and extra heads under Hugging Face's names."""
+    folder = tmp_path_factory.mktemp("modules")
+    config = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # fmt: skip
+    made = {}
+    for number, word in ((1, "one"), (2, "two")):
+        draw = Draw(number)
+        for depth in range(number):
+            prefix = f"model.layers.{2 + depth}."
+            draw(f"{prefix}eh_proj.weight", 64, 128)
+            for norm in ("enorm", "hnorm", "shared_head.norm"):
+                draw(f"{prefix}{norm}.weight", 64, around=1.0)
+            _dense(draw, prefix)
+        made[word] = saved(folder / word, draw.tensors, config)
+    draw = Draw(3)
+    for head in range(3):
+        _dense(draw, f"extra_heads.{head}.")
+    made["parallel"] = saved(folder / "parallel", draw.tensors, config)
+    return made
+
+
+def _dense(draw: Draw, prefix: str) -> None:
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        draw(f"{prefix}{norm}.weight", 64, around=1.0)
+    for name, shape in (("q_proj", (96, 64)), ("k_proj", (48, 64)), ("v_proj", (48, 64)), ("o_proj", (64, 96))):
+        draw(f"{prefix}self_attn.{name}.weight", *shape)
+    for norm in ("q_norm", "k_norm"):
+        draw(f"{prefix}self_attn.{norm}.weight", 24, around=1.0)
+    for name, shape in (("gate_proj", (96, 64)), ("up_proj", (96, 64)), ("down_proj", (64, 96))):
+        draw(f"{prefix}mlp.{name}.weight", *shape)
+
+
+def make(kind: str, checkpoints: dict[str, Path], target) -> MtpDrafter | ParallelMtpDrafter:
+    word, how = kind.replace(" modules", "").replace(" module", "").split(", ")
+    if word == "parallel":
+        return ParallelMtpDrafter.load(checkpoints[word], target, how)
+    return MtpDrafter.load(checkpoints[word], target, siblings=3 if how == "comb" else 1)
+
+
+def run(target, drafter, temperature=0.0, rule="drafter-invariant", budget=7, length=24, constraint=None):
+    target.truncate(0)
+    if drafter is not None:
+        drafter.truncate(0)
+    sampling, prompt = SamplingParams(temperature, seed=1), PromptInput(PROMPT)
+    steps = list(
+        decode(target, drafter, prompt, sampling, Stopping(length), RULES[rule], lambda: budget, constraint=constraint)
+    )
+    return [token for step in steps for token in step.tokens], steps
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_targets_tokens_stay_the_same(target, checkpoints, kind, temperature):
+    drafter = make(kind, checkpoints, target)
+    check_compatible(target.info, drafter)
+    assert isinstance(drafter, Drafter)
+    plain, _ = run(target, None, temperature)
+    for _ in range(2):
+        drafted, steps = run(target, drafter, temperature)
+        assert drafted == plain and all(step.metrics.num_drafted for step in steps[1:-3])
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive-rejection", "traversal", "point-mass"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rule_can_judge_the_drafts(target, checkpoints, kind, rule):
+    drafter = make(kind, checkpoints, target)
+    if RULES[rule].chains_only and drafter.requirements.draws_trees:
+        with pytest.raises(Incompatible):
+            run(target, drafter, 1.0, rule)
+    else:
+        assert len(run(target, drafter, 1.0, rule)[0]) == 24
+
+
+class Allowed:
+    """Every token but the odd ones, and two forced tokens after each token divisible by 6."""
+
+    def allowed(self, tokens):
+        mask = np.zeros(320, dtype=bool)
+        mask[::2] = True
+        for i in range(len(tokens)):
+            if tokens[i] % 6 == 0 and len(tokens) - i <= 2:
+                mask[:] = False
+                mask[(4, 8)[len(tokens) - i - 1]] = True
+                return mask
+        return mask
+
+    def forced(self, tokens):
+        ahead = []
+        while tokens and np.count_nonzero(mask := self.allowed([*tokens, *ahead])) == 1 and len(ahead) < 4:
+            ahead.append(int(mask.argmax()))
+        return tuple(ahead)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_a_constraint_too(target, checkpoints, kind, temperature):
+    plain, _ = run(target, None, temperature, constraint=Allowed())
+    drafted, _ = run(target, make(kind, checkpoints, target), temperature, constraint=Allowed())
+    assert drafted == plain and all(token % 2 == 0 for token in plain)
+
+
+@pytest.mark.parametrize("rule", ["drafter-invariant", "recursive-rejection"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_depends_on_the_committed_context_alone(target, checkpoints, kind, rule):
+    drafter = make(kind, checkpoints, target)
+    target.truncate(0)
+    target.tap(drafter.requirements.feature_layers)
+    context = [*PROMPT, *PROMPT[::-1]]
+    features = target.extend(PromptInput(tuple(context))).features(range(len(context)))
+    for length in (1, 2, 3, 40, len(context)):
+        fresh, used = make(kind, checkpoints, target), drafter
+        fresh.observe(context[:length], features[:length])
+        used.truncate(0)
+        used.observe((1, 2, 3, 4), features[4:8] + 1)
+        used.draft((1,), 5, sampler_of(1.0, rule=rule))
+        used.truncate(1)
+        used.truncate(0)
+        cuts = sorted({cut for cut in (1, 2, 5, 39) if cut < length})
+        for start, end in zip([0, *cuts], [*cuts, length], strict=True):
+            used.observe(context[start:end], features[start:end])
+            used.draft((2, 7), 4, sampler_of(1.0, at=end, rule=rule))
+            used.draft((9,), 3, sampler_of(1.0, at=end, rule=rule))
+        used.observe((9, 9, 8, 8), features[:4])
+        used.draft((2,), 4, sampler_of(1.0, at=length + 4, rule=rule))
+        used.truncate(length)
+        expected, again = (
+            each.draft((5,), 6, sampler_of(1.0, at=length, rule=rule, kind=Recording)) for each in (fresh, used)
+        )
+        assert again.tokens.tolist() == expected.tokens.tolist()
+        assert again.parents.tolist() == expected.parents.tolist() and again.proposal is expected.proposal
+        assert 0 < expected.num_draft_tokens <= 6
+
+
+def test_a_draft_goes_on_from_the_stem_and_keeps_to_its_budget(target, checkpoints):
+    for kind in KINDS:
+        drafter = make(kind, checkpoints, target)
+        assert drafter.draft((5, 6), 4, sampler_of()).tokens.tolist() == [5, 6]  # nothing observed
+        target.truncate(0)
+        target.tap(drafter.requirements.feature_layers)
+        drafter.observe(PROMPT, target.extend(PromptInput(PROMPT)).features(range(len(PROMPT))))
+        for forced in range(4):
+            for budget in (1, 2, 6, 20):
+                stem = (5, 6, 7, 8)[: forced + 1]
+                tree = drafter.draft(stem, budget, sampler_of(at=len(PROMPT)))
+                assert tuple(tree.tokens[: len(stem)].tolist()) == stem and tree.parents[
+                    1 : len(stem)
+                ].tolist() == list(range(forced))
+                assert tree.num_draft_tokens - forced <= budget
+                reach = {"one": 99, "two": 2 - forced, "par": 3 - forced}[kind[:3]]
+                assert (tree.num_draft_tokens == forced) == (reach < 1)
+                assert tree.is_chain or drafter.requirements.draws_trees
+
+
+def test_a_head_that_is_the_targets_last_layer_says_what_the_target_says(target, checkpoints):
+    """So z is what enters the last layer, and a head's result goes through the target's final norm and head."""
+    drafter = make("parallel, chain", checkpoints, target)
+    layer, block = target._decoder.layers[-1], drafter._net.heads[0]
+    with torch.no_grad():
+        for linear, rows in zip(("q_proj", "k_proj", "v_proj"), layer.qkv.split((96, 48, 48)), strict=True):
+            getattr(block.self_attn, linear).weight.copy_(rows)
+        for linear, rows in zip(("gate_proj", "up_proj"), layer.gate_up.chunk(2), strict=True):
+            getattr(block.mlp, linear).weight.copy_(rows)
+        block.mlp.down_proj.weight.copy_(layer.down)
+        block.self_attn.o_proj.weight.copy_(layer.out)
+        block.self_attn.q_norm.weight.copy_(layer.q_norm)
+        block.self_attn.k_norm.weight.copy_(layer.k_norm)
+        block.input_layernorm.weight.copy_(layer.input_norm)
+        block.post_attention_layernorm.weight.copy_(layer.post_norm)
+    target.truncate(0)
+    target.tap(drafter.requirements.feature_layers)
+    output = target.extend(PromptInput(PROMPT))
+    drafter.observe(PROMPT, output.features(range(len(PROMPT))))
+    sampler = sampler_of(at=len(PROMPT), kind=Recording)
+    drafter.draft((5,), 1, sampler)
+    np.testing.assert_allclose(sampler.seen[0], output.logits_row(0)[PROBED], atol=1e-3)
+
+
+def test_what_cannot_be_used_is_said(tmp_path, target):
+    tensors = published("glm")
+    only_target = {name: tensor for name, tensor in tensors.items() if ".layers.2." not in name}
+    with pytest.raises(CheckpointError, match="holds no MTP modules"):
+        load_mtp(saved(tmp_path / "none", only_target, CONFIGS["glm"]))
+    with pytest.raises(CheckpointError, match="holds no extra_heads"):
+        load_parallel_heads(tmp_path / "none")
+    without = {name: tensor for name, tensor in tensors.items() if "experts.3.up_proj" not in name}
+    with pytest.raises(CheckpointError, match="missing .*experts.3.up_proj"):
+        load_mtp(saved(tmp_path / "part", without, CONFIGS["glm"]))
+    broken = {name: value for name, value in CONFIGS["glm"].items() if name != "num_experts_per_tok"}
+    with pytest.raises(CheckpointError, match="num_experts_per_tok"):
+        load_mtp(saved(tmp_path / "config", tensors, broken))
+    with pytest.raises(ValueError, match="at least 1 candidate"):
+        MtpDrafter(load_mtp(saved(tmp_path / "whole", tensors, CONFIGS["glm"])), Lender(), siblings=0)
+    drafter = MtpDrafter.load(tmp_path / "whole", Lender())
+    with pytest.raises(Incompatible, match="made for a vocabulary of 96"):
+        check_compatible(target.info, drafter)
+    with pytest.raises(Incompatible, match="hidden states"):
+        drafter.observe((1,), None)
+
+
+def test_bytes_own_and_borrowed(target, checkpoints):
+    block = (64 * 96 * 2 + 64 * 48 * 2 + 3 * 64 * 96 + 2 * 64 + 2 * 24) * 4
+    head = 320 * 64 * 4
+    drafter = make("two modules, chain", checkpoints, target)
+    assert drafter.own_bytes == 2 * (block + (128 * 64 + 3 * 64) * 4) and drafter.borrowed_bytes == 2 * head
+    parallel = make("parallel, chain", checkpoints, target)
+    assert parallel.own_bytes == 3 * block and parallel.borrowed_bytes == head + 64 * 4
+    parallel.observe((1, 2), torch.ones(2, 1, 64))
+    parallel.draft((3,), 1, sampler_of())
+    assert parallel.own_bytes == 3 * block + 2 * 64 * 4 + 3 * 2 * 64 * 48 * 4  # states, and keys and values in 64 slots
+    parallel.close()
+    drafter.close()

@@ -21,11 +21,8 @@ EAGLE_SIZES = {"vocabulary": 48, "draft_vocabulary": 24, "hidden": 32, "target_l
 def seeded(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """The same numbers on every machine; norms lie around 1."""
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
-    if len(shape) == 1:
-        values = 1 + 0.2 * values if "norm" in name else 0.5 * values
-    else:
-        values = 0.25 * values
-    return torch.from_numpy(values.astype(np.float32))
+    middle, spread = (1.0, 0.2) if len(shape) == 1 and "norm" in name else (0.0, 0.5 if len(shape) == 1 else 0.25)
+    return torch.from_numpy((middle + spread * values).astype(np.float32))
 
 
 def _layer(prefix: str, columns: int, hidden: int, head_dim: int) -> dict[str, tuple[int, ...]]:
@@ -42,9 +39,8 @@ def _layer(prefix: str, columns: int, hidden: int, head_dim: int) -> dict[str, t
     }
 
 
-def make_eagle(
-    directory: Path, layout: str, seed: int = 1, *, vocabulary: int, draft_vocabulary: int, hidden: int, target_layers: int
-) -> Path:  # fmt: skip
+def make_eagle(directory: Path, layout: str, seed: int = 1, *, vocabulary: int, draft_vocabulary: int, hidden: int,
+               target_layers: int) -> Path:  # fmt: skip
     """Write a random EAGLE drafter as SafeAILab (``eagle1``, ``eagle3``), ModelOpt or speculators publishes them.
 
     ``speculators`` has Qwen3 layers, two of them, and the norms of gpt-oss; ``speculators-3.1`` those of EAGLE-3.1.
@@ -65,7 +61,10 @@ def make_eagle(
     }
     first = "midlayer" if layout == "eagle3" else "layers.0"
     inputs = (1 if layout == "eagle1" else 2) * hidden
-    shapes = {"fc.weight": (hidden, (2 if layout == "eagle1" else 3) * hidden), **_layer(first, inputs, hidden, head_dim)}
+    shapes = {
+        "fc.weight": (hidden, (2 if layout == "eagle1" else 3) * hidden),
+        **_layer(first, inputs, hidden, head_dim),
+    }
     tensors: dict[str, torch.Tensor] = {}
     config: dict = {**decoder, "architectures": ["LlamaForCausalLM"]}
     if layout == "eagle1" or qwen or new:  # a copy of the target's
@@ -132,7 +131,7 @@ def test_eagle_layouts_are_told_apart(layout, tmp_path):
         ("eagle1", {"architectures": ["LlamaForCausalLM"]}, ("fc.weight", "layers.0.mlp.up_proj.weight")),
         ("eagle1", {"speculators_model_type": "eagle"}, ("fusion_fc.weight", "transformer.mlp.up_proj.weight")),
         ("eagle3", {}, ("model.midlayer.hidden_norm.weight", "model.fc.weight")),
-        ("dflash", {"architectures": ["DFlashDraftModel"]}, ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")),
+        ("dflash", {"architectures": ["DFlashDraftModel"]}, ("fc.weight", "hidden_norm.weight", "norm.weight")),
         ("dflash2", {"architectures": ["DFlash2DraftModel"]}, ("fc.weight", "candidate_selector.predecessor_codebook")),
         ("mtp", {"model_type": "qwen3_next"}, ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight")),
         ("mtp", {"num_nextn_predict_layers": 1}, ("model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight")),
@@ -213,7 +212,11 @@ def test_loading_is_strict_and_says_everything_at_once():
         "torch.int64",
     ):
         assert part in str(caught.value)
-    tensors |= {"x.0.bias": torch.ones(3), "x.1.bias": torch.ones(1), "x.1.weight": torch.ones(1, 3, dtype=torch.float16)}
+    tensors |= {
+        "x.0.bias": torch.ones(3),
+        "x.1.bias": torch.ones(1),
+        "x.1.weight": torch.ones(1, 3, dtype=torch.float16),
+    }
     del tensors["x.2.weight"]
     load_strict(module, tensors, lambda name: name[2:], Path("here"), ignore=["*.inv_freq"])
     assert module(torch.ones(1, 2)).tolist() == [[10.0]]

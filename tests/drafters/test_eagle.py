@@ -96,10 +96,11 @@ def test_drafts_are_those_of_the_published_code(layout, tree, tmp_path):
             close_to(sampler.logits[tuple(branch)], logits)
 
 
-@pytest.mark.parametrize("layout", ["speculators", "speculators-3.1"])
-def test_logits_are_those_of_speculators(layout, tmp_path):
-    """A chain whose tokens are given, here as a stem: the reference's training pass sees the same rows."""
-    golden = json.loads((GOLDEN / "eagle_speculators.json").read_text())[layout]
+@pytest.mark.parametrize("layout", ["modelopt", "speculators", "speculators-3.1"])
+def test_logits_are_those_of_the_trainers(layout, tmp_path):
+    """A chain whose tokens are given, here as a stem: a training pass sees the same rows."""
+    source = "modelopt" if layout == "modelopt" else "speculators"
+    golden = json.loads((GOLDEN / f"eagle_{source}.json").read_text())[layout]
     drafter = load(tmp_path, layout)
     ids = golden["ids"]
     drafter.observe(ids, features_at(0, len(ids), 3))

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import Attention, KVCache, RMSNorm, Rope, SwiGLU, rotate
+from .layers import Attention, KVCache, RMSNorm, SwiGLU
+from .rope import Rope, rotate
 
 Shapes = Mapping[str, torch.Size]  # of the block's tensors, by name within the block
 
@@ -63,10 +64,8 @@ def make_attention(config: Mapping[str, Any], shapes: Shapes, norm_offset: float
     gated = shapes["self_attn.q_proj.weight"][0] == 2 * heads * head_dim
     size, epsilon = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
     kind = GatedAttention if gated else PlainAttention
-    with torch.device("cpu"):  # its frequencies are no weights, and a module built on meta gets none later
-        rope = Rope.from_config(config, head_dim)
     attention = kind(
-        size, size, heads, kv_heads, head_dim, rope, "self_attn.q_proj.bias" in shapes,
+        size, size, heads, kv_heads, head_dim, Rope.from_config(config, head_dim), "self_attn.q_proj.bias" in shapes,
         "self_attn.o_proj.bias" in shapes, "self_attn.q_norm.weight" in shapes, epsilon,
     )  # fmt: skip
     if attention.q_norm is not None:
@@ -187,8 +186,7 @@ def _latent_rope(config: Mapping[str, Any], rope_dim: int) -> tuple[Rope, float]
     if yarn and parameters.get("mscale") and all_dim:
         parameters["attention_factor"] = sharpness(float(parameters["mscale"])) / sharpness(all_dim)
     without = {name: value for name, value in config.items() if name not in ("partial_rotary_factor", "rope_scaling")}
-    with torch.device("cpu"):
-        rope = Rope.from_config({**without, "rope_parameters": parameters}, rope_dim)
+    rope = Rope.from_config({**without, "rope_parameters": parameters}, rope_dim)
     return rope, sharpness(all_dim) ** 2 if yarn and all_dim else 1.0
 
 

@@ -2,7 +2,8 @@
 
     DeepSeek-V3, GLM-4.5/5    model.layers.{n + k}.…    n = number of the target's own layers
     Qwen3-Next, Qwen3.5       mtp.…
-    MiMo, FastMTP             model.mtp_layers.{k}.…
+    MiMo                      model.mtp_layers.{k}.…
+    speculators               mtp_layers.0.…            MiMo's names, but the embedding first
     Gloeckle et al.           extra_heads.{k}.…          Meta's names and pairing of rotary elements, or Hugging Face's
 
 A module's own copies of embedding and head are left aside, as Hugging Face and SGLang do: they equal the target's.
@@ -57,6 +58,7 @@ def load_mtp(
     Raises:
         CheckpointError: no such modules, or modules that are incomplete or of a kind not known here.
     """
+    source = Path(source)
     config = text_config(source)
     names = {name: place for name in tensor_names(source) if (place := _sequential_place(name, config))}
     if not any(place[1].startswith("eh_proj.") for place in names.values()):
@@ -66,7 +68,7 @@ def load_mtp(
     tensors = _unfused(read_tensors(source, names.__contains__), names)
     family = str(config.get("model_type", ""))
     form = MtpForm(
-        hidden_first=any(_MIMO.fullmatch(name) for name in names),
+        hidden_first=any(map(_MIMO.fullmatch, names)) and "speculators_model_type" not in config,
         recurse_normed=recursion == "normed",
         norm_offset=1.0 if family.startswith(("qwen3_next", "qwen3_5")) else 0.0,
     )
@@ -84,6 +86,7 @@ def load_parallel_heads(
     Raises:
         CheckpointError: no such heads, or incomplete ones.
     """
+    source = Path(source)
     config = text_config(source)
     names: dict[str, tuple[int, str]] = {}
     for name in tensor_names(source):
@@ -105,13 +108,13 @@ def load_parallel_heads(
 
 
 def text_config(source: Path) -> dict[str, Any]:
-    """``config.json``, of a model that also sees the part about its language model; or Meta's ``params.json``."""
+    """``config.json``, with the part about the language model on top where there is one; or Meta's ``params.json``."""
     directory = source if source.is_dir() else source.parent
     meta = directory / "params.json"
     if meta.is_file() and not (directory / "config.json").is_file():
         return _from_meta(json.loads(meta.read_text(encoding="utf-8")))
     config = read_config(directory)
-    inner = config.get("text_config")
+    inner = config.get("text_config") or config.get("transformer_layer_config")
     merged = {**config, **inner} if isinstance(inner, dict) else config
     if str(merged.get("model_type", "")).startswith("qwen3_next"):
         merged.setdefault("partial_rotary_factor", 0.25)

@@ -10,7 +10,7 @@ and a likeliest-first tree is a fixed function of the context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Union
 
 import numpy as np
@@ -23,6 +23,7 @@ from spec_planner.decoding.sampling import Law
 from .best_first import Path, grow
 from .static import layout
 
+LawAfter = Callable[[tuple[int, ...]], Law]  # the tokens behind the stem → the law of the next
 Shape = Union[Literal["chain", "best-first"], Sequence[Path]]  # noqa: UP007 (evaluated at run time, Python 3.10 style)
 
 
@@ -64,7 +65,7 @@ def draft_from_marginals(
     return _draw(stem, paths, law_after, position, sampler)
 
 
-def _likeliest(law_after, num_rows: int, budget: int) -> list[Path]:
+def _likeliest(law_after: LawAfter, num_rows: int, budget: int) -> list[Path]:
     """Best-first over the laws: rank r at a node means the r-th likeliest token there."""
     tokens: dict[Path, tuple[int, ...]] = {(): ()}  # path → the tokens along it
     ranked: dict[Path, NDArray[np.int64]] = {}
@@ -82,7 +83,9 @@ def _likeliest(law_after, num_rows: int, budget: int) -> list[Path]:
     return grow(probabilities, budget)
 
 
-def _draw(stem: Sequence[int], paths: Sequence[Path], law_after, position: int, sampler: DraftSampler) -> DraftTree:
+def _draw(
+    stem: Sequence[int], paths: Sequence[Path], law_after: LawAfter, position: int, sampler: DraftSampler
+) -> DraftTree:
     """Fill the shape with tokens, level by level; where a law has too few tokens, what would hang there is left out."""
     tokens, parents = list(stem), list(range(-1, len(stem) - 1))
     recorded: dict[int, Law] = {node: Law.point(token) for node, token in enumerate(stem[1:])}

@@ -17,7 +17,7 @@ from spec_planner.decoding.contracts import Drafter, Incompatible, PromptInput, 
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
-from spec_planner.decoding.random_stream import RandomStream
+from spec_planner.decoding.random_stream import Purpose, RandomStream
 from spec_planner.decoding.sampling import SamplingParams
 from spec_planner.decoding.stopping import Stopping
 from spec_planner.engines.torch_target import TorchTarget
@@ -199,12 +199,13 @@ class Recording(RunDraftSampler):
 
     def law(self, logits, branch):
         self.seen.append(logits[PROBED].tolist())
-        return super().law(logits, branch)
+        self.laws.append(super().law(logits, branch))
+        return self.laws[-1]
 
 
 def sampler_of(temperature=0.0, seed=3, rule="drafter-invariant", at=0, kind=RunDraftSampler):
     sampler = kind(RULES[rule], SamplingParams(temperature, seed=seed), RandomStream(seed))
-    sampler.anchor_position, sampler.seen = at, []
+    sampler.anchor_position, sampler.seen, sampler.laws = at, [], []
     return sampler
 
 
@@ -244,6 +245,33 @@ def test_the_reference_says_the_same(form, tmp_path):
     net = load_mtp(directory, recursion="raw" if form.endswith("raw") else "normed")
     assert len(net) == (2 if form == "deepseek two modules" else 1)
     check_rounds(MtpDrafter(net, Lender()), json.loads(GOLDEN.read_text())[form], STEPS)
+
+
+def test_the_layout_of_speculators(tmp_path):
+    """MiMo's names over Qwen's modules, the embedding first: the same modules as in Qwen's own layout."""
+    renames = {
+        "mtp.fc.": "input_proj.", "mtp.norm.": "final_layernorm.", "mtp.layers.0.": "",
+        "mtp.pre_fc_norm_hidden.": "hidden_layernorm.", "mtp.pre_fc_norm_embedding.": "token_layernorm.",
+    }  # fmt: skip
+    tensors = {}
+    for name, tensor in published("qwen3_5").items():
+        for old, new in renames.items():
+            if name.startswith(old):
+                tensors[f"mtp_layers.0.{new}{name[len(old) :]}"] = tensor
+    config = {"speculators_model_type": "mtp", "transformer_layer_config": CONFIGS["qwen3_5"]["text_config"]}
+    net = load_mtp(saved(tmp_path, tensors, config))
+    check_rounds(MtpDrafter(net, Lender()), json.loads(GOLDEN.read_text())["qwen3_5"], STEPS)
+
+
+def test_coupled_drafts_use_the_noise_of_their_own_position(tmp_path):
+    """So a module whose laws are the target's guesses what the target will draw."""
+    net = load_mtp(saved(tmp_path, published("mimo"), CONFIGS["mimo"]))
+    drafter, (ids, states) = MtpDrafter(net, Lender()), text_and_states()
+    drafter.observe(ids[:9], states[:9, None])
+    sampler = sampler_of(1.0, at=9, kind=Recording)
+    tree = drafter.draft((3, 4), 3, sampler)
+    said = [RandomStream(3).draw(law, Purpose.TARGET, 11 + step) for step, law in enumerate(sampler.laws)]
+    assert tree.tokens.tolist() == [3, 4, *said] and len(said) == 3
 
 
 def test_the_reference_says_the_same_of_parallel_heads(tmp_path):

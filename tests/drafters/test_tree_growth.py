@@ -15,8 +15,8 @@ from drafters.tree_growth.static import MEDUSA_63, layout, rank_accuracy, tree_f
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.draft_tree import Proposal
 from spec_planner.decoding.exact_rules import RULES
-from spec_planner.decoding.random_stream import RandomStream
-from spec_planner.decoding.sampling import SamplingParams
+from spec_planner.decoding.random_stream import Purpose, RandomStream
+from spec_planner.decoding.sampling import Law, SamplingParams
 
 rows = st.lists(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4), min_size=1, max_size=3)
 
@@ -145,6 +145,20 @@ def test_tokens_come_from_the_recorded_laws(shape, rule):
             assert (tree.draft_laws[node] is None) == (not tree.children[node])
     if rule == "recursive-rejection":
         assert tree.proposal is Proposal.SAMPLED_WITHOUT_REPLACEMENT
+
+
+@pytest.mark.parametrize("shape", ["chain", "best-first", MEDUSA_63], ids=["chain", "best-first", "63"])
+def test_coupled_drafts_use_the_noise_of_their_own_position(shape):
+    """So a drafter whose laws are the target's guesses what the target will draw."""
+    logits, sampling = logits_of(3), SamplingParams(1.0, seed=2)
+    tree = draft_from_marginals((7, 8), logits, 9, 30, sampler_of(1.0), shape)
+    node = 1
+    for depth in range(3):
+        said = RandomStream(2).draw(Law.from_logits(logits[depth], sampling), Purpose.TARGET, 32 + depth)
+        children = tree.children[node]
+        assert not children or tree.tokens[children[0]] == said
+        node = children[0] if children else node
+    assert node > 1
 
 
 class Even:

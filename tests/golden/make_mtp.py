@@ -3,10 +3,10 @@
     git clone https://github.com/meta-llama/llama      (commit 689c7f2)
     python -m tests.golden.make_mtp path/to/llama
 
-Sequential modules: ``MtpModel`` of transformers (5.24), loaded by its own ``from_pretrained`` from the published layout.
-Each round runs the whole context anew, so no cache is cropped there. A single module is used again on its own output,
-as vLLM and SGLang do; what it is given then is ``MtpModel``'s output (normed), or that of its block (raw). MiMo's
-layout is renamed first, and ``mtp_hidden_states_first`` set, which is what its published ``modeling_mimo.py`` does.
+Sequential modules: ``MtpModel`` of transformers (5.24), which its own ``from_pretrained`` loads from the published
+layout. Each round runs the whole context anew, so no cache is cropped there. A single module is used again on its own
+output, as vLLM and SGLang do; what it is given then is ``MtpModel``'s output (normed), or that of its block (raw).
+MiMo's layout is renamed first, and ``mtp_hidden_states_first`` set, which is what its ``modeling_mimo.py`` does.
 Parallel heads: ``TransformerBlock`` of meta-llama/llama, put together as the paper and its model card say: every head
 on what enters the last layer, then the final norm and the shared output. No test imports this file.
 """

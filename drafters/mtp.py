@@ -139,7 +139,8 @@ class MtpDrafter(_Follower):
                 continue
             laws[node] = sampler.law(F.linear(read[-1], self._lent["head"]).float().cpu().numpy(), branch)
             count = min(self._siblings, len(stem) + budget - len(tokens))
-            picked = sampler.pick_siblings(laws[node], count, len(self._ids) + step + 1, slot=len(tokens))
+            at, slot, law = len(self._ids) + step + 1, len(tokens), laws[node]
+            picked = [sampler.pick(law, at, slot)] if count == 1 else sampler.pick_siblings(law, count, at, slot)
             parents += [node] * len(picked)
             node = len(tokens)
             tokens += picked

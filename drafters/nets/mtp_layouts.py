@@ -97,12 +97,12 @@ def load_parallel_heads(
         raise CheckpointError(f"{source} holds no extra_heads: give a checkpoint trained on several tokens at once")
     tensors = read_tensors(source, names.__contains__)
     shapes = _shapes_by_depth(tensors, names)
-    heads = int(config["num_attention_heads"])
-    kv_heads = int(config.get("num_key_value_heads") or heads)
+    net = _built(source, lambda: ParallelHeads(config, shapes), dtype)
+    attention = net.heads[0].self_attn
     for name in tensors:
         if name.endswith(("attention.wq.weight", "attention.wk.weight")):
-            tensors[name] = _halves_paired(tensors[name], heads if ".wq." in name else kv_heads)
-    net = _built(source, lambda: ParallelHeads(config, shapes), dtype)
+            heads = attention.num_heads if ".wq." in name else attention.num_kv_heads
+            tensors[name] = _halves_paired(tensors[name], heads)
     load_strict(net, tensors, lambda name: f"heads.{names[name][0]}.{names[name][1][len('block.') :]}", source)
     return net.to(device).eval()
 
@@ -112,7 +112,10 @@ def text_config(source: Path) -> dict[str, Any]:
     directory = source if source.is_dir() else source.parent
     meta = directory / "params.json"
     if meta.is_file() and not (directory / "config.json").is_file():
-        return _from_meta(json.loads(meta.read_text(encoding="utf-8")))
+        try:
+            return _from_meta(json.loads(meta.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{meta} does not describe a model ({error!r}): copy the checkpoint again") from error
     config = read_config(directory)
     inner = config.get("text_config") or config.get("transformer_layer_config")
     merged = {**config, **inner} if isinstance(inner, dict) else config

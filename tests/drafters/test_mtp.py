@@ -487,6 +487,11 @@ def test_what_cannot_be_used_is_said(tmp_path, target):
     broken = {name: value for name, value in CONFIGS["glm"].items() if name != "num_experts_per_tok"}
     with pytest.raises(CheckpointError, match="num_experts_per_tok"):
         load_mtp(saved(tmp_path / "config", tensors, broken))
+    params, heads = parallel_heads()
+    with pytest.raises(CheckpointError, match="params.json does not describe a model .*n_heads"):
+        load_parallel_heads(saved(tmp_path / "meta", heads, {"dim": params["dim"]}, "params.json"))
+    with pytest.raises(CheckpointError, match="lack what a layer needs .*num_attention_heads"):
+        load_parallel_heads(saved(tmp_path / "plain", heads, {"hidden_size": HIDDEN}))
     with pytest.raises(ValueError, match="at least 1 candidate"):
         MtpDrafter(load_mtp(saved(tmp_path / "whole", tensors, CONFIGS["glm"])), Lender(), siblings=0)
     drafter = MtpDrafter.load(tmp_path / "whole", Lender())

@@ -23,6 +23,7 @@ from spec_planner.decoding.random_stream import RandomStream
 from spec_planner.decoding.sampling import SamplingParams
 from spec_planner.decoding.stopping import Stopping
 from spec_planner.engines.torch_target import TorchTarget
+from tests.drafters.mtp_support import Allowed
 from tests.models import make_tiny_model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "medusa.json"
@@ -216,26 +217,6 @@ def test_every_rule_can_judge_the_drafts(target, rule, shape):
     else:
         tokens, _ = run(target, drafter, 1.0, rule)
         assert len(tokens) == 24
-
-
-class Allowed:
-    """Every token but the odd ones, and two forced tokens after each token divisible by 6."""
-
-    def allowed(self, tokens):
-        mask = np.zeros(320, dtype=bool)
-        mask[::2] = True
-        for i in range(len(tokens)):
-            if tokens[i] % 6 == 0 and len(tokens) - i <= 2:
-                mask[:] = False
-                mask[(4, 8)[len(tokens) - i - 1]] = True
-                return mask
-        return mask
-
-    def forced(self, tokens):
-        ahead = []
-        while tokens and np.count_nonzero(mask := self.allowed([*tokens, *ahead])) == 1 and len(ahead) < 4:
-            ahead.append(int(mask.argmax()))
-        return tuple(ahead)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["chain", "best-first", "63"])

@@ -1,4 +1,4 @@
-"""Writes mtp.json: what public code makes of the tiny modules of ``tests/drafters/test_mtp.py``.
+"""Writes mtp.json: what public code makes of the tiny modules of ``tests/drafters/mtp_support.py``.
 
     git clone https://github.com/meta-llama/llama      (commit 689c7f2)
     python -m tests.golden.make_mtp path/to/llama
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from tests.drafters.test_mtp import (
+from tests.drafters.mtp_support import (
     CONFIGS,
     GOLDEN,
     LAYERS,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from spec_planner.decoding.contracts import TargetInfo
+from spec_planner.decoding.contracts import Drafter, TargetInfo
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.random_stream import RandomStream
@@ -238,3 +238,25 @@ class Allowed:
         while tokens and np.count_nonzero(mask := self.allowed([*tokens, *ahead])) == 1 and len(ahead) < 4:
             ahead.append(int(mask.argmax()))
         return tuple(ahead)
+
+
+def check_rounds(drafter: Drafter, golden: list[dict], steps: int) -> None:
+    ids, states = text_and_states()
+    seen = 0
+    for (length, forced), expected in zip(ROUNDS, golden, strict=True):
+        drafter.observe(ids[seen:length], states[seen:length, None])
+        seen = length
+        sampler = sampler_of(at=length, kind=Recording)
+        tree = drafter.draft(ids[length : length + forced + 1], steps, sampler)
+        assert tree.tokens[forced + 1 :].tolist() == expected["tokens"]
+        np.testing.assert_allclose(sampler.seen, expected["logits"], rtol=0, atol=1e-4)
+    # Forgotten and told again, in other pieces: the same.
+    for length, again in ((13, 3), (60, 4)):
+        drafter.truncate(length)
+        seen = length
+        number = next(i for i, (end, _) in enumerate(ROUNDS) if end >= length)
+        for (end, forced), expected in list(zip(ROUNDS, golden, strict=True))[number : number + again]:
+            drafter.observe(ids[seen:end], states[seen:end, None])
+            seen = end
+            tree = drafter.draft(ids[end : end + forced + 1], steps, sampler_of(at=end))
+            assert tree.tokens[forced + 1 :].tolist() == expected["tokens"]

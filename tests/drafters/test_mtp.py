@@ -25,11 +25,13 @@ from tests.drafters.mtp_support import (
     HIDDEN,
     LAYERS,
     PROBED,
-    ROUNDS,
     STEPS,
+    Allowed,
     Draw,
     Lender,
     Recording,
+    check_rounds,
+    dense_layer,
     parallel_heads,
     published,
     sampler_of,
@@ -37,28 +39,6 @@ from tests.drafters.mtp_support import (
     text_and_states,
 )
 from tests.models import make_tiny_model
-
-
-def check_rounds(drafter: Drafter, golden: list[dict], steps: int) -> None:
-    ids, states = text_and_states()
-    seen = 0
-    for (length, forced), expected in zip(ROUNDS, golden, strict=True):
-        drafter.observe(ids[seen:length], states[seen:length, None])
-        seen = length
-        sampler = sampler_of(at=length, kind=Recording)
-        tree = drafter.draft(ids[length : length + forced + 1], steps, sampler)
-        assert tree.tokens[forced + 1 :].tolist() == expected["tokens"]
-        np.testing.assert_allclose(sampler.seen, expected["logits"], rtol=0, atol=1e-4)
-    # Forgotten and told again, in other pieces: the same.
-    for length, again in ((13, 3), (60, 4)):
-        drafter.truncate(length)
-        seen = length
-        number = next(i for i, (end, _) in enumerate(ROUNDS) if end >= length)
-        for (end, forced), expected in list(zip(ROUNDS, golden, strict=True))[number : number + again]:
-            drafter.observe(ids[seen:end], states[seen:end, None])
-            seen = end
-            tree = drafter.draft(ids[end : end + forced + 1], steps, sampler_of(at=end))
-            assert tree.tokens[forced + 1 :].tolist() == expected["tokens"]
 
 
 @pytest.mark.parametrize("form", CONFIGS)

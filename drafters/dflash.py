@@ -2,7 +2,8 @@
 
     committed   x0 … x(s−1)           fused hidden states of each: keys and values in the draft cache, written once
     anchor      x(s)                  block slot 0, with its embedding; it has no hidden state yet
-    masks       slots 1 … B − 1       slot j guesses x(s+j): its own position, no shift
+    masks       slots 1 … B − 1       slot j guesses x(s+j): its own position, no shift (some drafters are trained with
+                                      a shift of one; then slots 0 … B − 1 guess x(s+1) … x(s+B))
     stem        x(s) … x(s+m)         m forced tokens: rows with their embeddings before and up to the anchor, which is
                                       x(s+m) then; B − 1 masks follow it as ever
 
@@ -107,10 +108,11 @@ class DFlashDrafter:
         del self._net, self._cache, self._embedding, self._head
 
     def _slots(self, stem: Sequence[int], budget: int) -> torch.Tensor:
-        """Hidden [depth, d] of the slots after the anchor, as many as ``budget`` can use."""
+        """Hidden [depth, d] of the slots that guess what follows ``stem``, as many as ``budget`` can use."""
         config = self._net.config
         ids = [*stem, *[config.mask_token_id] * (config.block_size - 1)]
         rows = F.embedding(torch.tensor(ids, device=self._embedding.device), self._embedding)
         rows = rows.to(self._net.fc.weight.dtype)
         hidden = self._net(rows, self._cache, anchor=len(stem) - 1)
-        return hidden[len(stem) : len(stem) + budget]
+        first = len(stem) - config.shift
+        return hidden[first : first + budget]

@@ -101,8 +101,7 @@ class Lattice:
         """S of the slot's candidates after ``predecessor``, any token: float32 [k]."""
         if predecessor not in self._codes:
             self._fetch([predecessor])
-        scores: NDArray[np.float32] = self._unary[slot] + self._gated[slot] @ self._codes[predecessor]
-        return scores
+        return np.asarray(self._unary[slot] + self._gated[slot] @ self._codes[predecessor], dtype=np.float32)
 
     def logits(self, slot: int, predecessor: int) -> NDArray[np.float32]:
         """The same over the whole vocabulary, float32 [V]."""

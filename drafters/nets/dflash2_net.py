@@ -11,19 +11,17 @@ Slots are still filled in one pass; only the choice among 16 tokens each goes le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ..checkpoint import CheckpointError, read_config
-from .dflash_net import DFlashConfig, DFlashLayer, DFlashNet, fill, read_dflash_config
-from .layers import KVCache, Rope
+from .dflash_net import DFlashConfig, DFlashLayer, DFlashNet, fill, flatten, read_dflash_config
+from .layers import KVCache
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class DFlash2Sizes:
 
 def read_dflash2_sizes(source: Path) -> DFlash2Sizes:
     """Raises ``CheckpointError`` where ``source`` is no DFlash 2 directory."""
-    config = read_config(source)
-    flat: Mapping[str, Any] = {**config, **(config.get("dflash_config") or {})}
+    flat = flatten(read_config(source))
     names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
     missing = [name for name in names if flat.get(name) is None]
     if missing:
@@ -79,8 +76,8 @@ class LocalMixing(nn.Module):
 class DFlash2Layer(DFlashLayer):
     """A DFlash layer whose sublayers are wrapped in local mixing. Context rows are not mixed."""
 
-    def __init__(self, config: DFlashConfig, sizes: DFlash2Sizes, rope: Rope) -> None:
-        super().__init__(config, rope)
+    def __init__(self, config: DFlashConfig, sizes: DFlash2Sizes) -> None:
+        super().__init__(config)
         self.attention_conv = LocalMixing(config.hidden_size, sizes)
         self.mlp_conv = LocalMixing(config.hidden_size, sizes)
 
@@ -135,5 +132,4 @@ def load_dflash2(source: Path, dtype: torch.dtype = torch.float32, device: torch
     config, sizes = read_dflash_config(source), read_dflash2_sizes(source)
     with torch.device("meta"):
         net = DFlash2Net(config, sizes).to(dtype)
-    loaded: DFlash2Net = fill(net, source, device)
-    return loaded
+    return fill(net, source, device)

@@ -4,7 +4,8 @@
     block     anchor x(s), then B − 1 mask tokens             embedded with the target's own embedding
     layer     Q from the block; K and V from c(0 … s−1) and the block, by the same matrices; c is the same tensor in
               every layer and passes no input norm; rotary positions are absolute for both
-    output    norm, then the target's own head: slot j predicts x(s+j), its own position; slot 0 is not used
+    output    norm, then the target's own head: slot j predicts x(s+j), its own position, and slot 0 is not used;
+              in DeepSpec's and other shifted drafters slot j predicts x(s+j+1), and slot 0 counts
 
 The cache holds keys and values of the context alone: those of a block are of guesses, and the next block overwrites
 them. Parameters are named as published files name them. No embedding and no head are stored: the target lends them.
@@ -16,14 +17,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ..checkpoint import CheckpointError, load_strict, read_config, read_tensors
-from .layers import Attention, KVCache, RMSNorm, Rope, SwiGLU
+from .layers import Attention, KVCache, RMSNorm, SwiGLU
+from .rope import Rope
+
+Net = TypeVar("Net", bound="DFlashNet")
 
 # Frozen copies of the target's own weights that some exports carry, and tables that are computed.
 _NOT_OURS = ("embed_tokens.weight", "*lm_head.weight", "verifier_norm.weight", "d2t", "*rotary_emb.inv_freq")
@@ -39,7 +43,7 @@ class DFlashConfig:
         windows: per layer, how far a row looks back, None without end.
         window_from_anchor: the window on the context is counted from the block's first slot, not from each row.
         causal: per layer, whether a slot sees only the slots before it.
-        rope: the fields ``Rope.from_config`` reads.
+        shift: 0 where slots predict their own position, 1 where they predict the next.
     """
 
     vocabulary_size: int
@@ -56,7 +60,8 @@ class DFlashConfig:
     windows: tuple[int | None, ...]
     window_from_anchor: bool
     causal: tuple[bool, ...]
-    rope: Mapping[str, Any]
+    shift: int
+    rope: Rope
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     logit_cap: float = 0.0
@@ -67,7 +72,7 @@ class DFlashConfig:
 
 
 def read_dflash_config(source: Path) -> DFlashConfig:
-    """The config of a z-lab, JetSpec or speculators directory.
+    """The config of a z-lab, JetSpec, DeepSpec or speculators directory.
 
     Raises:
         CheckpointError: a field is missing, or the drafter is of a variant that is not supported.
@@ -80,13 +85,18 @@ def read_dflash_config(source: Path) -> DFlashConfig:
         raise CheckpointError(f"{source}/config.json is not a DFlash config this code supports: {error}") from error
 
 
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields side by side; those of the drafter win over the transformer's, which speculators nests instead."""
+    flat = {**(config.get("transformer_layer_config") or {}), **config}
+    return flat | (config.get("dflash2_config") or {}) | (config.get("dflash_config") or {})
+
+
 def parse_dflash_config(config: Mapping[str, Any]) -> DFlashConfig:
     """As ``read_dflash_config``, from the parsed JSON; raises ``KeyError`` or ``ValueError``."""
-    exported = "transformer_layer_config" in config  # by speculators, which nests the transformer's fields
-    flat = {**(config.get("transformer_layer_config") or {}), **config, **(config.get("dflash_config") or {})}
-    for field in ("sample_from_anchor", "shift_label", "draft_shift"):
-        if flat.get(field):
-            raise ValueError(f"{field} is set, but slots must predict their own position")
+    exported = "transformer_layer_config" in config  # by speculators
+    flat = flatten(config)
+    shifted = any(flat.get(field) for field in ("sample_from_anchor", "shift_label", "draft_shift"))
+    shifted |= any("DSpark" in name for name in config.get("architectures") or ())  # without its Markov head
     layers = int(flat["num_hidden_layers"])
     window = flat.get("sliding_window") if flat.get("use_sliding_window") else None
     kinds = flat.get("layer_types") or [
@@ -95,23 +105,22 @@ def parse_dflash_config(config: Mapping[str, Any]) -> DFlashConfig:
     ]
     sliding = [kind == "sliding_attention" for kind in kinds[:layers]]
     if exported:
-        causal = [slides and not flat.get("sliding_window_non_causal", False) for slides in sliding]
+        both_ways = flat.get("sliding_window_non_causal", "selector_rank" in flat)
+        causal = [slides and not both_ways for slides in sliding]
         features = flat["aux_hidden_state_layer_ids"]
     else:
         says = True if flat.get("causal_head") else config.get("is_causal")
         causal = sliding if says is None else [bool(says)] * layers
         features = [layer + 1 for layer in flat["target_layer_ids"]]  # outputs of 0-based layers
-    rope = dict(flat)
-    nested = (flat.get("rope_parameters") or {}).get("sliding_attention")
-    if nested:
-        rope["rope_parameters"] = nested
+    per_kind = (flat.get("rope_parameters") or {}).get("sliding_attention")
+    head_dim = int(flat.get("head_dim") or 128)
     parsed = DFlashConfig(
         vocabulary_size=int(flat["vocab_size"]),
         hidden_size=int(flat["hidden_size"]),
         intermediate_size=int(flat["intermediate_size"]),
         num_heads=int(flat["num_attention_heads"]),
         num_kv_heads=int(flat.get("num_key_value_heads") or flat["num_attention_heads"]),
-        head_dim=int(flat.get("head_dim") or 128),
+        head_dim=head_dim,
         norm_epsilon=float(flat.get("rms_norm_eps", 1e-6)),
         attention_bias=bool(flat.get("attention_bias", False)),
         block_size=int(flat.get("block_size", 16)),
@@ -120,7 +129,8 @@ def parse_dflash_config(config: Mapping[str, Any]) -> DFlashConfig:
         windows=tuple(int(window) if slides and window is not None else None for slides in sliding),
         window_from_anchor=exported,
         causal=tuple(causal),
-        rope=rope,
+        shift=int(shifted),
+        rope=Rope.from_config({**flat, "rope_parameters": per_kind} if per_kind else flat, head_dim),
         embedding_scale=float(flat.get("input_embedding_scale") or 1.0),
         output_multiplier=float(flat.get("output_multiplier") or 1.0),
         logit_cap=float(flat.get("final_logit_softcapping") or 0.0),
@@ -135,10 +145,10 @@ def parse_dflash_config(config: Mapping[str, Any]) -> DFlashConfig:
 class DFlashLayer(nn.Module):
     """A pre-norm block of attention over context and block, and SwiGLU, both with residual."""
 
-    def __init__(self, config: DFlashConfig, rope: Rope) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         d, epsilon = config.hidden_size, config.norm_epsilon
-        self.self_attn = Attention(d, d, config.num_heads, config.num_kv_heads, config.head_dim, rope,
+        self.self_attn = Attention(d, d, config.num_heads, config.num_kv_heads, config.head_dim, config.rope,
                                    config.attention_bias, config.attention_bias, True, epsilon)  # fmt: skip
         self.mlp = SwiGLU(d, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(d, epsilon), RMSNorm(d, epsilon)
@@ -163,13 +173,12 @@ class DFlashLayer(nn.Module):
 class DFlashNet(nn.Module):
     """The network without embedding and head. Rows are [n, d]; the cache is the caller's."""
 
-    def __init__(self, config: DFlashConfig, make_layer: Callable[[Rope], DFlashLayer] | None = None) -> None:
+    def __init__(self, config: DFlashConfig, make_layer: Callable[[], DFlashLayer] | None = None) -> None:
         super().__init__()
         self.config = config
         d = config.hidden_size
-        rope = Rope.from_config(config.rope, config.head_dim)
         make = make_layer or partial(DFlashLayer, config)
-        self.layers = nn.ModuleList(make(rope) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(make() for _ in range(config.num_layers))
         self.fc = nn.Linear(len(config.feature_layers) * d, d, bias=False)
         self.hidden_norm, self.norm = RMSNorm(d, config.norm_epsilon), RMSNorm(d, config.norm_epsilon)
         self.reachable: torch.Tensor | None = None  # bool [V] where the drafter was trained on fewer tokens
@@ -238,7 +247,7 @@ def load_dflash(source: Path, dtype: torch.dtype = torch.float32, device: torch.
     return fill(net, source, device)
 
 
-def fill(net: DFlashNet, source: Path, device: torch.device | str) -> Any:
+def fill(net: Net, source: Path, device: torch.device | str) -> Net:
     """Give ``net``, built on the meta device, the tensors of ``source``."""
     tensors = read_tensors(source)
     reachable = tensors.pop("t2d", None)
@@ -247,7 +256,4 @@ def fill(net: DFlashNet, source: Path, device: torch.device | str) -> Any:
     load_strict(net, tensors, lambda name: name.replace("_codebook.weight", "_codebook"), source, _NOT_OURS)
     if reachable is not None and not bool(reachable.bool().all()):
         net.reachable = reachable.bool().to(device)
-    rope = Rope.from_config(net.config.rope, net.config.head_dim)  # computed, not stored: the old one has no data
-    for layer in net.layers:
-        layer.self_attn.rope = rope
     return net.to(device).eval()

@@ -24,6 +24,7 @@ from spec_planner.decoding.sampling import Law
 from .best_first import Path
 
 Branch = tuple[int, ...]  # tokens after the stem
+_Node = tuple[float, Path, Branch]  # −value, …
 
 
 def grow_beam(law_after: Callable[[Branch], Law], depth: int, width: int, budget: int) -> list[Path]:
@@ -36,7 +37,7 @@ def grow_beam(law_after: Callable[[Branch], Law], depth: int, width: int, budget
     """
     if budget < 1 or depth < 1:
         return []
-    beam: list[tuple[float, Path, Branch]] = [(-1.0, (), ())]
+    beam: list[_Node] = [(-1.0, (), ())]
     best: list[tuple[float, int, Path]] = []  # the budget's worth of nodes so far, most valuable first
     for level in range(1, depth + 1):
         seen = [child for node in beam for child in _children(node, law_after, budget)]
@@ -49,8 +50,8 @@ def grow_beam(law_after: Callable[[Branch], Law], depth: int, width: int, budget
     return [path for _, _, path in best]
 
 
-def _children(node: tuple[float, Path, Branch], law_after: Callable[[Branch], Law], most: int) -> list:
-    """(−value, path, branch) of the likeliest tokens after a node; of equal ones the lower id comes first."""
+def _children(node: _Node, law_after: Callable[[Branch], Law], most: int) -> list[_Node]:
+    """The likeliest tokens after a node; of equal ones the lower id comes first."""
     value, path, branch = node
     law = law_after(branch)
     count = min(most, len(law.ids))

@@ -18,48 +18,34 @@ from drafters.tree_growth.selector_beam import grow_beam
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.random_stream import Purpose, RandomStream
 from spec_planner.decoding.sampling import Law, SamplingParams
-from tests.drafters import test_dflash as v1
-from tests.drafters.test_dflash import (
+from tests.drafters.dflash_support import (
     BLOCK,
     GOLDEN,
+    LAYERS,
+    SIZES,
+    SLIDING,
+    SMALL,
+    SMALL2,
+    TEMPERATURE,
+    D,
     Forcing,
     Recording,
+    V,
     calm,
     check_context_alone,
+    config_for_target,
+    exported,
     lent,
+    load_target,
+    random_tensors,
     rounds,
     run,
+    shapes_of_2,
     slots,
+    write_dflash,
+    write_dflash2,
 )
-from tests.drafters.test_dflash import target_directory as target_directory  # a fixture
-
-V, TEMPERATURE = v1.V, 0.7
-SIZES = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 5}
-SMALL2 = {
-    **{key: value for key, value in v1.SMALL.items() if key != "block_size"},
-    **v1.VARIANTS["open_window"],
-    "architectures": ["DFlash2DraftModel"],
-    "dflash_config": {**v1.VARIANTS["open_window"]["dflash_config"], "block_size": BLOCK, **SIZES},
-}
-
-
-def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
-    d, inner = config["hidden_size"], config["dflash_config"]
-    taps, rank = inner["conv_kernel_size"], inner["selector_rank"]
-    shapes = v1.shapes_of(config)
-    shapes["candidate_selector.hidden_projection.weight"] = (rank, d)
-    for side in ("predecessor", "successor"):
-        shapes[f"candidate_selector.{side}_codebook"] = (config["vocab_size"], rank)
-    for layer in range(config["num_hidden_layers"]):
-        for conv in ("attention_conv", "mlp_conv"):
-            shapes[f"layers.{layer}.{conv}.base_kernel"] = (2, taps, d)
-            rows = 2 * taps * d // inner["conv_group_size"]
-            shapes[f"layers.{layer}.{conv}.kernel_projection.weight"] = (rows, d)
-    return shapes
-
-
-def write_dflash2(directory, config=None, seed: int = 1, **extra):
-    return v1.write_dflash(directory, config or SMALL2, seed, shapes_of, **extra)
+from tests.drafters.dflash_support import target_directory as target_directory  # a fixture
 
 
 def small(tmp_path, shape="chain", **options) -> DFlash2Drafter:
@@ -192,14 +178,14 @@ def test_a_greedy_walk_follows_the_selector_not_the_logits(tmp_path):
 
 
 def test_with_identity_mixing_and_no_codes_it_is_dflash(tmp_path):
-    tensors = v1.random_tensors(shapes_of(SMALL2), 1)
+    tensors = random_tensors(shapes_of_2(SMALL2), 1)
     same = {name: torch.zeros_like(value) for name, value in tensors.items() if "codebook" in name or "conv" in name}
     for name in same:
         if name.endswith("base_kernel"):
             same[name][:, 0] = 1.0
     plain = {name: value for name, value in tensors.items() if "selector" not in name and "conv" not in name}
     second = DFlash2Drafter(load_dflash2(write_dflash2(tmp_path / "two", extra=same)), *lent())
-    first_directory = v1.write_dflash(tmp_path / "one", SMALL2, extra=plain)
+    first_directory = write_dflash(tmp_path / "one", SMALL2, extra=plain)
     first = DFlashDrafter(load_dflash(first_directory), *lent())
     assert detect(tmp_path / "two") == "dflash2" and detect(first_directory) == "dflash"
     for drafter in (first, second):
@@ -209,26 +195,30 @@ def test_with_identity_mixing_and_no_codes_it_is_dflash(tmp_path):
 
 
 def test_codebooks_may_be_stored_as_embeddings(tmp_path):
-    tensors = v1.random_tensors(shapes_of(SMALL2), 1)
+    tensors = random_tensors(shapes_of_2(SMALL2), 1)
     renamed = {f"{name}.weight": value for name, value in tensors.items() if "codebook" in name}
-    others = {name: shape for name, shape in shapes_of(SMALL2).items() if "codebook" not in name}
-    directory = v1.write_dflash(tmp_path / "renamed", SMALL2, 1, lambda _: others, renamed)
+    others = {name: shape for name, shape in shapes_of_2(SMALL2).items() if "codebook" not in name}
+    directory = write_dflash(tmp_path / "renamed", SMALL2, 1, lambda _: others, renamed)
     net = load_dflash2(directory)
     assert torch.equal(net.candidate_selector.successor_codebook, tensors["candidate_selector.successor_codebook"])
+    drafter, weights = DFlash2Drafter(net, *lent()), sum(tensor.numel() for tensor in tensors.values())
+    assert drafter.own_bytes == 4 * weights and drafter.borrowed_bytes == 4 * 2 * V * D
+
+
+def test_speculators_directories_load_too(tmp_path):
+    layer = {"layer_types": ["sliding_attention"] * LAYERS, **SLIDING}
+    config = exported(layer=layer, speculators_model_type="dflash2", **SIZES)
+    for name, change in (("flat", {}), ("nested", {"dflash2_config": {key: config.pop(key) for key in list(SIZES)}})):
+        written = {**config, **(SIZES if name == "flat" else change)}
+        net = load_dflash2(write_dflash(tmp_path / name, written, 1, lambda _: shapes_of_2(SMALL2)))
+        assert net.config.causal == (False,) * 3 and net.candidate_selector.top_k == 5
 
 
 def test_directories_of_the_other_kind_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="conv_kernel_size"):
-        load_dflash2(v1.write_dflash(tmp_path / "one", v1.SMALL))
+        load_dflash2(write_dflash(tmp_path / "one", SMALL))
     with pytest.raises(CheckpointError, match="candidate_selector|attention_conv"):
         load_dflash(write_dflash2(tmp_path / "two"))
-
-
-def test_bytes_count_codebooks_once(tmp_path):
-    drafter = small(tmp_path)
-    weights = sum(int(np.prod(shape)) for shape in shapes_of(SMALL2).values()) * 4
-    assert drafter.own_bytes == weights and drafter.borrowed_bytes == 2 * V * v1.D * 4
-    drafter.close()
 
 
 def random_laws(seed: int, vocabulary: int = 9, sharpness: float = 2.0):
@@ -280,9 +270,9 @@ def test_a_draft_depends_on_the_committed_context_alone(tmp_path, shape, tempera
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("shape", "budget"), [("chain", 5), ("beam", 11), ("best-first", 11)])
 def test_the_targets_tokens_stay_the_same(tmp_path, target_directory, shape, budget, temperature, constraint):  # noqa: F811
-    target = v1.load_target(target_directory)
+    target = load_target(target_directory)
     inner = {"block_size": BLOCK, **SIZES, "selector_top_k": 256}
-    config = v1.config_for_target(architectures=["DFlash2DraftModel"], dflash_config=inner)
+    config = config_for_target(architectures=["DFlash2DraftModel"], dflash_config=inner)
     drafter = DFlash2Drafter.load(write_dflash2(tmp_path, config), target, shape)
     with torch.no_grad():
         calm(drafter._net)
@@ -307,6 +297,5 @@ def test_where_all_candidates_are_forbidden_the_others_take_over(tmp_path):
 
     tree = drafter.draft((5,), 9, Recording(1.0, "recursive-rejection", 11, constraint=Forbidding()))
     assert not set(tree.tokens[list(tree.children[0])]) & set(top.tolist())
-    allowed = np.where(np.isin(np.arange(V), top), -np.inf, logits[0])
-    expected = Law.from_logits(allowed, SamplingParams(1.0)).dense(V)
-    np.testing.assert_allclose(tree.draft_laws[0].dense(V), expected, atol=2e-3)
+    softmax = Law.from_logits(np.where(np.isin(np.arange(V), top), -np.inf, logits[0]), SamplingParams(1.0))
+    np.testing.assert_allclose(tree.draft_laws[0].dense(V), softmax.dense(V), atol=2e-3)

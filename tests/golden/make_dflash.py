@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/golden/make_dflash.py CHECKOUT
 
 CHECKOUT is z-lab/dflash at 10129599 (it needs transformers 5.15 or newer, for caches that can be cropped). Weights,
-hidden states and rounds are those that ``tests/drafters/test_dflash.py`` and ``test_dflash2.py`` make by seed. The
+hidden states and rounds are those that ``tests/drafters/dflash_support.py`` makes by seed. The
 public model keeps its own cache over all rounds and crops it after each block as its own loop does; drafts are not
 verified by a model here: how many tokens each round commits is fixed, so some blocks are accepted whole, some not.
 """
@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.drafters import test_dflash as v1
-from tests.drafters import test_dflash2 as v2
+from tests.drafters import dflash_support as made
 
 HERE = Path(__file__).parent
 
@@ -27,13 +26,13 @@ HERE = Path(__file__).parent
 def record(model_class, reference, directory: Path, temperature: float | None) -> list[dict]:
     """One entry per round: logits [B − 1, V] and, for DFlash 2, the path walked and what it was chosen from."""
     model = model_class.from_pretrained(directory, dtype=torch.float32).eval()
-    embedding, weight = v1.lent()
+    embedding, weight = made.lent()
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     head.weight.data = weight
     cache, start, entries = reference._make_cache(model.config), 0, []
     scale = float(reference._draft_value(model.config, "input_embedding_scale", 1.0))
     with torch.inference_mode():
-        for features, ids, anchor in v1.rounds():
+        for features, ids, anchor in made.rounds():
             begin, start = start, start + len(ids)
             block = torch.tensor([[anchor] + [model.mask_token_id] * (model.block_size - 1)])
             hidden = model(
@@ -64,11 +63,11 @@ def main(checkout: str) -> None:
     from dflash import model as reference
 
     with tempfile.TemporaryDirectory() as scratch:
-        for name, change in v1.VARIANTS.items():
-            directory = v1.write_dflash(Path(scratch) / name, {**v1.SMALL, **change})
+        for name, change in made.VARIANTS.items():
+            directory = made.write_dflash(Path(scratch) / name, {**made.SMALL, **change})
             write(f"dflash_{name}", record(reference.DFlashDraftModel, reference, directory, None))
-        directory = v2.write_dflash2(Path(scratch) / "dflash2")
-        write("dflash2", record(reference.DFlash2DraftModel, reference, directory, v2.TEMPERATURE))
+        directory = made.write_dflash2(Path(scratch) / "dflash2")
+        write("dflash2", record(reference.DFlash2DraftModel, reference, directory, made.TEMPERATURE))
 
 
 def write(name: str, entries: list[dict]) -> None:

@@ -77,8 +77,9 @@ def read_dflash_config(source: Path) -> DFlashConfig:
     Raises:
         CheckpointError: a field is missing, or the drafter is of a variant that is not supported.
     """
+    config = read_config(source)
     try:
-        return parse_dflash_config(read_config(source))
+        return parse_dflash_config(config)
     except KeyError as error:
         raise CheckpointError(f"{source}/config.json has no {error}: give a DFlash checkpoint directory") from error
     except (TypeError, ValueError) as error:

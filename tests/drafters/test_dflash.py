@@ -158,6 +158,9 @@ def test_a_directory_that_does_not_fit_says_so(tmp_path, change, said):
     (directory / "config.json").write_text(json.dumps({**SMALL, **change}))
     with pytest.raises(CheckpointError, match=said):
         load_dflash(directory)
+    (directory / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="^no config.json"):
+        load_dflash(directory)
 
 
 def test_weights_are_borrowed_and_counted(tmp_path):

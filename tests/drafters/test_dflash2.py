@@ -108,9 +108,8 @@ def slow_scores(drafter, stem) -> callable:
 def test_children_come_from_the_selectors_law_at_their_own_branch(tmp_path, rule, shape):
     drafter = small(tmp_path, shape)
     drafter.observe([1] * 11, rounds()[0][0])
-    stem = (5, 8)
-    scores = slow_scores(drafter, stem)
-    tree = drafter.draft(stem, 13, Recording(TEMPERATURE, rule, 11))
+    scores = slow_scores(drafter, (5, 8))
+    tree = drafter.draft((5, 8), 13, Recording(TEMPERATURE, rule, 11))
     checked = 0
     for node in range(1, tree.num_nodes):
         if tree.children[node]:
@@ -288,8 +287,8 @@ def test_the_targets_tokens_stay_the_same(tmp_path, target_directory, shape, bud
 def test_where_all_candidates_are_forbidden_the_others_take_over(tmp_path):
     drafter = small(tmp_path, "beam")
     drafter.observe([1] * 11, rounds()[0][0])
-    logits = slots(drafter, (5,))[1]
-    top = np.argsort(-logits[0])[:5]
+    logits = slots(drafter, (5,))[1][0]
+    top = np.argsort(-logits)[:5]
 
     class Forbidding:
         def allowed(self, tokens):
@@ -297,5 +296,5 @@ def test_where_all_candidates_are_forbidden_the_others_take_over(tmp_path):
 
     tree = drafter.draft((5,), 9, Recording(1.0, "recursive-rejection", 11, constraint=Forbidding()))
     assert not set(tree.tokens[list(tree.children[0])]) & set(top.tolist())
-    softmax = Law.from_logits(np.where(np.isin(np.arange(V), top), -np.inf, logits[0]), SamplingParams(1.0))
+    softmax = Law.from_logits(np.where(np.isin(np.arange(V), top), -np.inf, logits), SamplingParams(1.0))
     np.testing.assert_allclose(tree.draft_laws[0].dense(V), softmax.dense(V), atol=2e-3)

@@ -30,7 +30,7 @@ from spec_planner.decoding.sampling import Law
 from .checkpoint import CheckpointError, detect, load_strict, read_config, read_tensors
 from .nets.eagle1_net import Eagle1Net
 from .nets.eagle3_net import Eagle3Net
-from .nets.layers import KVCache, causal_mask, module_bytes, tree_mask
+from .nets.layers import KVCache, as_borrowed, causal_mask, module_bytes, tree_mask
 from .tree_growth.dynamic import Start, chain_shape, grow_likeliest, grow_shape, sampled_shape
 from .vocab_map import VocabularyMap
 
@@ -263,7 +263,7 @@ def _share_weights(net: Net, copies: Mapping[str, torch.Tensor], target: Target,
         if name not in wants:
             continue
         copy = copies.get(stored)
-        lent = torch.as_tensor(target.lend(name)) if name in info.lendable else None
+        lent = as_borrowed(target.lend(name)) if name in info.lendable else None
         if lent is not None and (copy is None or _same(copy, lent)):
             if lent.shape[1] != net.hidden_size:
                 raise CheckpointError(

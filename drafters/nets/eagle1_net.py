@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import DecoderLayer, KVCache, LayerSizes, Rope
+from .layers import DecoderLayer, KVCache, LayerSizes
+from .rope import Rope
 
 
 class Eagle1Net(nn.Module):

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import DecoderLayer, KVCache, LayerSizes, RMSNorm, Rope
+from .layers import DecoderLayer, KVCache, LayerSizes, RMSNorm
+from .rope import Rope
 
 
 class Eagle3Net(nn.Module):
@@ -94,7 +95,7 @@ class Eagle3Net(nn.Module):
                 cache: KVCache) -> torch.Tensor:  # fmt: skip
         """Tokens int64 [n] and hidden [n, d] → what is fed back, [n, d]; n rows are added to ``cache``."""
         first, *rest = self.layers
-        x = first(F.embedding(ids, self.embedding), hidden, positions, mask, cache)
+        x: torch.Tensor = first(F.embedding(ids, self.embedding), hidden, positions, mask, cache)
         for index, layer in enumerate(rest, start=1):
             x = layer(x, positions, mask, cache, index)
         cache.advance(len(ids))

@@ -5,6 +5,7 @@ Shapes: n rows of a pass, d their width, h / g query / key-value heads, e head_d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .rope import Rope, rotate
+from .rope import Rope as Rope
+from .rope import rotate as rotate
 
 
 class RMSNorm(nn.Module):
@@ -221,6 +223,13 @@ class DecoderLayer(nn.Module):
         hidden = residual + attended
         result: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return result
+
+
+def as_borrowed(handle: Any) -> torch.Tensor:
+    """Weights that a target lends, a tensor or an array, as a tensor over the same memory; they must not be written."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(handle)
 
 
 def module_bytes(module: nn.Module) -> int:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from drafters.checkpoint import CheckpointError
 from drafters.eagle import EagleDrafter
-from drafters.vocab_map import ABSENT, VocabularyMap
-from spec_planner.decoding.contracts import Drafter, Incompatible, PromptInput, TargetInfo
+from drafters.vocab_map import ABSENT
+from spec_planner.certify.enumeration import outcome_law, target_law, total_variation
+from spec_planner.decoding.context import Context
+from spec_planner.decoding.contracts import PromptInput, TargetInfo
 from spec_planner.decoding.draft_sampler import RunDraftSampler
-from spec_planner.decoding.draft_tree import DraftTree, Proposal
+from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.random_stream import RandomStream
 from spec_planner.decoding.sampling import Law, SamplingParams
 from spec_planner.decoding.stopping import Stopping
+from spec_planner.engines.table_target import TableTarget
 from spec_planner.engines.torch_target import TorchTarget
+from tests.decoding.toys import logits_of
 from tests.drafters.test_checkpoint import EAGLE_LAYOUTS, EAGLE_SIZES, make_eagle, seeded
 from tests.models import make_tiny_model
 
@@ -30,8 +39,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 class Lender:
     """What loading needs of a target: its sizes, and weights to lend."""
 
-    def __init__(self, seed: int = 1, layers: int = 8, lendable: tuple[str, ...] = ("embedding", "head")) -> None:
-        vocabulary, hidden = EAGLE_SIZES["vocabulary"], EAGLE_SIZES["hidden"]
+    def __init__(self, seed: int = 1, layers: int = 8, lendable: tuple[str, ...] = ("embedding", "head"),
+                 vocabulary: int = EAGLE_SIZES["vocabulary"]) -> None:  # fmt: skip
+        hidden = EAGLE_SIZES["hidden"]
         self.info = TargetInfo("lender", "torch", "float32", "cpu", vocabulary, hidden, layers, 512, 64, True, lendable)
         # A small head, for a flat law: where probabilities round to 1, who is likelier is a matter of rounding.
         scale = {"embedding": 1.0, "head": 0.2}
@@ -108,3 +118,169 @@ def test_logits_are_those_of_the_trainers(layout, tmp_path):
         sampler, stem = Recorder(), golden["stem"][:length]
         drafter.draft(stem, 1, sampler)
         close_to(sampler.logits[tuple(stem)], logits)
+
+
+class FeatureTable(TableTarget):
+    """A table target with made-up hidden states, a function of the context, that lends weights."""
+
+    def __init__(self, logits_of, lender: Lender) -> None:
+        super().__init__(logits_of, lender.info.vocabulary_size)
+        self.info = dataclasses.replace(
+            self.info, hidden_size=lender.info.hidden_size, num_layers=8, lendable=("embedding", "head")
+        )
+        self.lend = lender.lend
+
+    def extend(self, prompt):
+        start = len(self._ids)
+        output = super().extend(prompt)
+        contexts = [tuple(self._ids[: start + i + 1]) for i in range(len(prompt.ids))]
+        output.features = lambda path: self._states([contexts[row] for row in path])
+        return output
+
+    def verify(self, tree):
+        before = tuple(self._ids)
+        branches = [before + tuple(tree.tokens[tree.ancestor_mask[node]].tolist()) for node in range(tree.num_nodes)]
+        output = super().verify(tree)
+        output.features = lambda path: self._states([branches[node] for node in path])
+        return output
+
+    def tap(self, feature_layers):
+        self.tapped = feature_layers
+
+    def _states(self, contexts):
+        shape = (len(self.tapped), self.info.hidden_size)
+        return torch.stack([seeded(3, str(context), shape) * 4 for context in contexts])
+
+
+RULES_AND_TREES = [(rule, top_k) for rule in RULES for top_k in (1, 2) if top_k == 1 or not RULES[rule].chains_only]
+
+
+@pytest.mark.parametrize(("rule", "top_k"), RULES_AND_TREES)
+@pytest.mark.parametrize("layout", ["eagle1", "eagle3"])
+def test_every_rule_keeps_the_targets_law(layout, rule, top_k, tmp_path):
+    """All outcomes enumerated on 3 tokens; EAGLE-3 can say only 2 of them."""
+    sizes = {**EAGLE_SIZES, "vocabulary": 3, "draft_vocabulary": 2}
+    lender = Lender(vocabulary=3)
+    drafter = EagleDrafter.load(make_eagle(tmp_path, layout, **sizes), lender, top_k)
+    of, sampling, length = logits_of(5, 1.0), SamplingParams(1.0), 3
+    target = FeatureTable(of, lender)
+
+    def run(source):
+        steps = decode(
+            target, drafter, PromptInput((0,)), sampling, Stopping(length), RULES[rule], lambda: 2, random=source
+        )
+        return tuple(token for step in steps for token in step.tokens)
+
+    got = outcome_law(run)
+    assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
+    assert total_variation(got, target_law(of, sampling, length)) <= 1e-12
+
+
+def tiny_target(directory: Path, num_layers: int, spread: float, context_length: int = 256) -> TorchTarget:
+    """A target that says what the embedding of its last token says, disturbed a little by its layers."""
+    make_tiny_model(directory, num_layers=num_layers, tied=False)
+    target = TorchTarget.load(directory, context_length=context_length)
+    target._decoder.final_norm.fill_(1.0)
+    for layer in target._decoder.layers:
+        layer.out.mul_(spread)
+        layer.down.mul_(spread)
+    return target
+
+
+def load_for(target: TorchTarget, directory: Path, layout: str, top_k: int = 1) -> EagleDrafter:
+    sizes = {"vocabulary": 320, "draft_vocabulary": 100, "hidden": 64, "target_layers": target.info.num_layers}
+    make_eagle(directory, layout, **sizes)
+    if layout == "eagle1":  # predicts the target's next state: the embedding it was given, and a little of its own
+        tensors = load_file(directory / "model.safetensors")
+        tensors["fc.weight"] = torch.eye(64, 128)
+        tensors["fc.bias"].zero_()
+        tensors["layers.0.self_attn.o_proj.weight"].mul_(0.02)
+        tensors["layers.0.mlp.down_proj.weight"].mul_(0.0)
+        del tensors["embed_tokens.weight"]
+        save_file(tensors, directory / "model.safetensors")
+    else:
+        embedding = {"embed_tokens.weight": target.lend("embedding").clone()} if "speculators" in layout else {}
+        save_file({**load_file(directory / "model.safetensors"), **embedding}, directory / "model.safetensors")
+    return EagleDrafter.load(directory, target, top_k)
+
+
+def run(target, drafter, prompt, temperature, rule="drafter-invariant", budget=6, length=40, context=None):
+    steps = list(
+        decode(target, drafter, PromptInput(prompt), SamplingParams(temperature, seed=5), Stopping(length), RULES[rule],
+               lambda: budget, context=context)
+    )  # fmt: skip
+    return [token for step in steps for token in step.tokens], steps
+
+
+PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 320, 75))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+def test_the_targets_tokens_stay_the_same(layout, top_k, temperature, tmp_path):
+    target = tiny_target(tmp_path / "target", 8, 0.002)
+    drafter = load_for(target, tmp_path / "drafter", layout, top_k)
+    plain, _ = run(target, None, PROMPT, temperature, context=Context())
+    context = Context()
+    for _ in range(2):  # the second run starts from what both kept of the first
+        drafted, steps = run(target, drafter, PROMPT, temperature, context=context)
+        assert drafted == plain
+    assert context.reused == 64
+    if layout == "eagle1":
+        accepted = [step.acceptance.num_accepted for step in steps if step.acceptance]
+        assert max(accepted) > 1 and min(accepted) < 6  # both the accepting and the rejecting path were taken
+
+
+def test_a_drafter_that_knows_its_target_is_always_believed(tmp_path):
+    target = tiny_target(tmp_path / "target", 2, 0.0)
+    drafter = load_for(target, tmp_path / "drafter", "eagle1")
+    drafter._net.layers[0].self_attn.o_proj.weight.zero_()
+    for rule, temperature in (("drafter-invariant", 0.0), ("block", 0.0)):
+        tokens, steps = run(target, drafter, PROMPT[:7], temperature, rule)
+        assert tokens == run(target, None, PROMPT[:7], temperature)[0]
+        assert all(step.acceptance.num_accepted == step.metrics.num_drafted for step in steps if step.acceptance)
+
+
+@functools.cache
+def drafter_of(layout: str, top_k: int, copy: int) -> EagleDrafter:
+    with tempfile.TemporaryDirectory() as scratch:
+        return load(Path(scratch), layout, top_k)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    length=st.integers(1, 50), stray=st.integers(1, 50), cuts=st.lists(st.integers(1, 49), max_size=4),
+    top_k=st.sampled_from([1, 3]), temperature=st.sampled_from([0.0, 1.0]),
+    layout=st.sampled_from(["eagle1", "eagle3"]), stem=st.lists(st.integers(0, 47), min_size=1, max_size=3),
+)  # fmt: skip
+def test_a_draft_depends_on_the_committed_context_alone(length, stray, cuts, top_k, temperature, layout, stem):
+    """Not on how it was observed, nor on what was drafted, rejected or forgotten before."""
+    fresh, used = drafter_of(layout, top_k, 0), drafter_of(layout, top_k, 1)
+    m = 1 if layout == "eagle1" else 3
+    context, others = (np.random.default_rng(n).integers(0, 48, n).tolist() for n in (length, stray + 100))
+    others, strange = others[:stray], features_at(1000, stray, m)
+
+    def sampler(position: int, seed: int) -> RunDraftSampler:
+        made = RunDraftSampler(RULES["drafter-invariant"], SamplingParams(temperature, seed=seed), RandomStream(seed))
+        made.anchor_position = position
+        return made
+
+    fresh.observe(context, features_at(0, length, m))
+    used.observe(others, strange)
+    used.draft((1,), 5, sampler(stray, 9))
+    used.truncate(0)
+    bounds = [0, *sorted({cut for cut in cuts if cut < length}), length]
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        used.observe(context[start:end], features_at(start, end - start, m))
+        used.draft((2,), 4, sampler(end, 9))
+    used.draft(stem[:1], 4, sampler(length, 9))
+    used.observe(others, strange)
+    used.truncate(length)
+    for _ in range(2):
+        expected, again = (d.draft(stem, 6, sampler(length, 3)) for d in (fresh, used))
+        assert again.tokens.tolist() == expected.tokens.tolist()
+        assert again.parents.tolist() == expected.parents.tolist() and again.proposal is expected.proposal
+        assert expected.tokens[: len(stem)].tolist() == stem and expected.num_draft_tokens <= len(stem) - 1 + 6
+    for drafter in (fresh, used):
+        drafter.truncate(0)

@@ -80,8 +80,13 @@ class EagleDrafter:
         self._last = self._features[:0]  # and what it put out, [1, d]
 
     @staticmethod
-    def load(directory: Path, target: Target, top_k: int = 1, depth: int = 8) -> EagleDrafter:
+    def load(directory: Path, target: Target, top_k: int = 1, depth: int = 8,
+             feature_layers: Sequence[int] | None = None) -> EagleDrafter:  # fmt: skip
         """Load a published checkpoint (SafeAILab, speculators, SpecForge, ModelOpt) for ``target``.
+
+        Args:
+            feature_layers: Hugging Face indices to read instead of those the checkpoint names: converted checkpoints
+                have been published that are off by one.
 
         Raises:
             CheckpointError: the checkpoint is no complete EAGLE drafter, or not one for such a target.
@@ -101,8 +106,12 @@ class EagleDrafter:
                 net = family(config, names)
             if net.vocabulary_size != size:
                 raise ValueError(f"it was made for a vocabulary of {net.vocabulary_size} and the target has {size}")
-            layers = family.feature_layers(config, target.info.num_layers)
-            vocabulary = _vocabulary(net.draft_vocabulary_size, size, copies)
+            layers = feature_layers or family.feature_layers(config, target.info.num_layers)
+            if len(layers) != net.num_features:
+                raise ValueError(f"it reads {net.num_features} feature layers, {len(layers)} were named")
+            vocabulary = VocabularyMap.from_checkpoint(
+                copies.get("d2t"), copies.get("t2d"), net.draft_vocabulary_size, size
+            )
         except (KeyError, TypeError, ValueError) as error:
             reason = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
@@ -154,6 +163,7 @@ class EagleDrafter:
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
         length = len(self._ids)
+        # Without a guess; its label also says whether the rule will read the laws.
         bare = sampler.tree(stem, range(-1, len(stem) - 1), [*map(Law.point, stem[1:]), None])
         if not length:
             return bare
@@ -234,20 +244,6 @@ def _rename(name: str) -> str:
     """A tensor's name in any published style → its name in our networks."""
     name = re.sub(r"^(model|draft_model|eagle_module)\.", "", name)
     return re.sub(r"^(midlayer|transformer)\.", "layers.0.", name).replace("fusion_fc.", "fc.")
-
-
-def _vocabulary(draft_size: int, size: int, copies: Mapping[str, torch.Tensor]) -> VocabularyMap:
-    offsets, present = copies.get("d2t"), copies.get("t2d")
-    if offsets is None:
-        if draft_size != size:
-            raise ValueError(f"its head has {draft_size} of {size} tokens and no d2t says which")
-        return VocabularyMap.identity(size)
-    if offsets.shape != (draft_size,):
-        raise ValueError(f"d2t is {list(offsets.shape)}, expected [{draft_size}]")
-    marked = present is not None and bool(present.any())  # a full vocabulary may leave t2d unset
-    return VocabularyMap.from_offsets(
-        offsets.numpy(), size, present.numpy() if present is not None and marked else None
-    )
 
 
 def _share_weights(net: Net, copies: Mapping[str, torch.Tensor], target: Target, directory: Path) -> list[str]:

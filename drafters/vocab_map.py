@@ -51,6 +51,22 @@ class VocabularyMap:
         return VocabularyMap(np.arange(len(offset)) + offset, size, present)
 
     @staticmethod
+    def from_checkpoint(
+        offsets: ArrayLike | None, present: ArrayLike | None, draft_size: int, size: int
+    ) -> VocabularyMap:
+        """From what a checkpoint has of ``d2t`` and ``t2d`` beside a head of ``draft_size`` tokens."""
+        if offsets is None:
+            if draft_size != size:
+                raise ValueError(f"its head has {draft_size} of {size} tokens and no d2t says which")
+            return VocabularyMap.identity(size)
+        if np.shape(offsets) != (draft_size,):
+            raise ValueError(f"d2t is {list(np.shape(offsets))}, expected [{draft_size}]")
+        # With a full vocabulary t2d may have been left unset.
+        return VocabularyMap.from_offsets(
+            offsets, size, present if present is not None and np.asarray(present).any() else None
+        )
+
+    @staticmethod
     def identity(size: int) -> VocabularyMap:
         return VocabularyMap(np.arange(size), size)
 

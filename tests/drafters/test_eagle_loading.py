@@ -1,8 +1,11 @@
-"""EAGLE around its network: labels, which features are read, whose weights are used, what is refused, which trees."""
+"""EAGLE around its network: state, labels, which features are read, whose weights are used, what is refused, trees."""
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +27,50 @@ from spec_planner.decoding.sampling import Law, SamplingParams
 from tests.decoding.toys import logits_of
 from tests.drafters.test_checkpoint import EAGLE_SIZES, make_eagle
 from tests.drafters.test_eagle import FeatureTable, Lender, Recorder, features_at, load, run
+
+
+@functools.cache
+def drafter_of(layout: str, top_k: int, copy: int) -> EagleDrafter:
+    with tempfile.TemporaryDirectory() as scratch:
+        return load(Path(scratch), layout, top_k)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    length=st.integers(1, 50), stray=st.integers(1, 50), cuts=st.lists(st.integers(1, 49), max_size=4),
+    top_k=st.sampled_from([1, 3]), temperature=st.sampled_from([0.0, 1.0]),
+    layout=st.sampled_from(["eagle1", "eagle3"]), stem=st.lists(st.integers(0, 47), min_size=1, max_size=3),
+)  # fmt: skip
+def test_a_draft_depends_on_the_committed_context_alone(length, stray, cuts, top_k, temperature, layout, stem):
+    """Not on how it was observed, nor on what was drafted, rejected or forgotten before."""
+    fresh, used = drafter_of(layout, top_k, 0), drafter_of(layout, top_k, 1)
+    m = 1 if layout == "eagle1" else 3
+    context, others = (np.random.default_rng(n).integers(0, 48, n).tolist() for n in (length, stray + 100))
+    others, strange = others[:stray], features_at(1000, stray, m)
+
+    def sampler(position: int, seed: int) -> RunDraftSampler:
+        made = RunDraftSampler(RULES["drafter-invariant"], SamplingParams(temperature, seed=seed), RandomStream(seed))
+        made.anchor_position = position
+        return made
+
+    fresh.observe(context, features_at(0, length, m))
+    used.observe(others, strange)
+    used.draft((1,), 5, sampler(stray, 9))
+    used.truncate(0)
+    bounds = [0, *sorted({cut for cut in cuts if cut < length}), length]
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        used.observe(context[start:end], features_at(start, end - start, m))
+        used.draft((2,), 4, sampler(end, 9))
+    used.draft(stem[:1], 4, sampler(length, 9))
+    used.observe(others, strange)
+    used.truncate(length)
+    for _ in range(2):
+        expected, again = (d.draft(stem, 6, sampler(length, 3)) for d in (fresh, used))
+        assert again.tokens.tolist() == expected.tokens.tolist()
+        assert again.parents.tolist() == expected.parents.tolist() and again.proposal is expected.proposal
+        assert expected.tokens[: len(stem)].tolist() == stem and expected.num_draft_tokens <= len(stem) - 1 + 6
+    for drafter in (fresh, used):
+        drafter.truncate(0)
 
 
 def test_labels_say_how_a_draft_was_made(tmp_path):
@@ -59,6 +106,9 @@ def test_feature_layers_are_hidden_states(tmp_path):
     (directory / "config.json").write_text(json.dumps(config))
     drafter = EagleDrafter.load(directory, Lender())
     assert drafter.requirements.feature_layers == (2, 4, 5) and drafter._order == [2, 0, 1]
+    assert EagleDrafter.load(directory, Lender(), feature_layers=(3, 5, 6)).requirements.feature_layers == (3, 5, 6)
+    with pytest.raises(CheckpointError, match="reads 3 feature layers, 2 were named"):
+        EagleDrafter.load(directory, Lender(), feature_layers=(3, 5))
 
 
 def test_weights_the_target_has_are_borrowed(tmp_path):
@@ -115,6 +165,11 @@ def test_a_reduced_vocabulary_maps_by_offset():
     only_absent = np.isin(np.arange(8), [0, 3])  # a grammar may leave nothing the drafter can say
     assert Law.from_logits(spread, SamplingParams(0.5), only_absent).ids.tolist() == [0, 3]
     assert VocabularyMap.identity(4).is_identity
+    assert VocabularyMap.from_checkpoint([0, 0, 0], [False] * 3, 3, 3).is_identity
+    with pytest.raises(ValueError, match="no d2t says which"):
+        VocabularyMap.from_checkpoint(None, None, 3, 8)
+    with pytest.raises(ValueError, match=r"d2t is \[2\], expected \[3\]"):
+        VocabularyMap.from_checkpoint([1, 1], None, 3, 8)
     for offsets, present in (
         ([1, 2, 6], None),
         ([1, 0], None),

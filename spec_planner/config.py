@@ -85,6 +85,11 @@ class PlannerConfig:
         False,
         "Let the model write what it will and reject lines that are no steps, instead of holding it to the grammar.",
     )
+    hold_preconditions: bool = _setting(
+        True,
+        "Let a plan hold only steps whose preconditions are met when their turn comes, where the scene says where the "
+        "robot and every object is.",
+    )
     max_steps: int = _setting(24, "Longest plan, in steps, where it is held to the grammar.", low=1, high=200)
     stop_sequences: tuple[str, ...] = _setting((), "Texts that end an answer.")
     thinking_tokens: int = _setting(

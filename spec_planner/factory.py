@@ -102,6 +102,7 @@ def make_request(
         deadline=deadline,
         plain=plain,
         free_text=config.free_text,
+        hold_preconditions=config.hold_preconditions,
         max_steps=config.max_steps,
         stop=config.stop_sequences,
         thinking_tokens=config.thinking_tokens,

@@ -22,7 +22,7 @@ ALLOWED = {
     "spec_planner/language": {
         *{"numpy", "spec_planner.resources", "yaml", "transformers", "tokenizers", "jinja2", "llguidance"}
     },
-    "spec_planner/world": {"spec_planner.language"},
+    "spec_planner/world": {"numpy", "spec_planner.language"},
     "spec_planner/tasks": {
         *{
             "spec_planner.language",
@@ -38,9 +38,9 @@ ALLOWED = {
         *{"spec_planner.language", "spec_planner.tasks", "spec_planner.engines", "spec_planner.resources"},
     },
     "spec_planner/engines": {"numpy", "spec_planner.resources", *_TORCH, *_ONNX, *_CONTRACTS},
-    "drafters": {"numpy", *_CONTRACTS},
+    "drafters": {"numpy", "torch", "safetensors", *_CONTRACTS},
     "engine_trt": {"numpy", *_CONTRACTS},
-    "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language"},
+    "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language", "spec_planner.world"},
     "spec_planner/bench": {
         *{"spec_planner.pipeline", "spec_planner.language", "spec_planner.decoding.sampling"},
         *{"spec_planner.world", "spec_planner.tasks.task", "spec_planner.resources"},

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
@@ -32,6 +32,9 @@ _NEVER = r"(){}\[\],=\p{Cc}\p{Cf}\p{Co}\p{Z}"
 _FREE_TEXT = rf"[^{_NEVER}\x22'`“‘](?:(?:[^{_NEVER}]| ){{0,{MAX_FREE_CHARACTERS - 2}}}[^{_NEVER}])?"
 _SYNTAX = frozenset("(),\n")  # a listed value that held one of these could not be told from what surrounds it
 _NUMBER = re.compile(r"[+-]?[0-9]{1,400}(?:\.[0-9]{1,400})?")
+
+
+Call = tuple[Skill, tuple[str | None, ...]]  # a skill and its values; None: open
 
 
 class GrammarError(ValueError):
@@ -68,6 +71,41 @@ def plan_grammar(skills: SkillSet, scene: Scene = ANY_SCENE, max_steps: int = MA
     lines.append("call: " + "\n  | ".join(calls))
     lines += [f"{name}: {definition}" for definition, name in terminals.defined.items()]
     return "\n".join(lines) + "\n"
+
+
+def line_grammar(calls: Iterable[Call], number: int, last: bool, skills: SkillSet, scene: Scene) -> str:
+    """The grammar of one line, the ``number``-th: one of ``calls``, and unless ``last`` perhaps the next line's number.
+
+    It begins where the line's own number ends. Each value that is None in a call is open, as in ``plan_grammar``.
+
+    Raises:
+        GrammarError: there is no call.
+    """
+    terminals = _Terminals(skills, scene)
+    lines: list[str] = []
+    for skill, values in calls:
+        parts = [f" {skill.name}("]  # texts, and names of terminals behind a \0
+        for index, (parameter, value) in enumerate(zip(skill.parameters, values, strict=True)):
+            parts.append(", " if index else "")
+            parts.append("\0" + terminals.name(parameter, skill) if value is None else value)
+        lines.append(_sequence([*parts, ")"]))
+    if not lines:
+        raise GrammarError("no step can be done here: every skill lacks something its preconditions ask for")
+    after = "" if last else " next?"
+    text = ["start: call" + after, "call: " + "\n  | ".join(lines)]
+    text += [] if last else [f"next: {_quote(f'{chr(10)}{number + 1}.')}"]
+    return "\n".join(text + [f"{name}: {definition}" for definition, name in terminals.defined.items()]) + "\n"
+
+
+def _sequence(parts: Iterable[str]) -> str:
+    """Texts joined where they touch, and terminals between them."""
+    joined: list[str] = []
+    for part in parts:
+        if part.startswith("\0") or not joined or joined[-1].startswith("\0"):
+            joined.append(part)
+        else:
+            joined[-1] += part
+    return " ".join(part[1:] if part.startswith("\0") else _quote(part) for part in joined)
 
 
 def values_of(parameter: Parameter, skills: SkillSet, scene: Scene) -> tuple[str, ...] | None:

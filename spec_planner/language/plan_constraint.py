@@ -26,35 +26,28 @@ _MASKS_KEPT = 64  # more nodes than a cycle visits, few enough for a vocabulary 
 _GRAMMARS_KEPT = 8  # scenes a robot comes back to
 
 
-class PlanConstraint:
-    """The ``Constraint`` of one run: every answer it lets through is a plan of known skills over known things.
+class GrammarConstraint:
+    """The ``Constraint`` of one run that a grammar of the answer's text makes.
 
     Asked about a draft tree it walks one matcher from node to node, taking back and adding only what differs. Not
     thread-safe; build one per run, which is cheap (the tokenizer and the compiled grammar are kept between runs).
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        skills: SkillSet,
-        scene: Scene = ANY_SCENE,
-        vocabulary_size: int | None = None,
-        max_steps: int = MAX_STEPS,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, grammar: str, vocabulary_size: int | None = None) -> None:
         """``vocabulary_size``: the target's, which may exceed the tokenizer's; the rest is never allowed.
 
         Raises:
-            GrammarError: llguidance is missing or cannot use this tokenizer, or no plan can be written in this scene.
+            GrammarError: llguidance is missing, or cannot use this tokenizer or grammar.
         """
         library = _library(tokenizer)
         self.vocabulary_size = tokenizer.vocabulary_size if vocabulary_size is None else vocabulary_size
-        self.text = plan_grammar(skills, scene, max_steps)
+        self.text = grammar
         self._matcher = library.matcher(self.text)
         self._consumed: tuple[int, ...] = ()
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.bool_]] = OrderedDict()
-        self._only_end = np.zeros(self.vocabulary_size, np.bool_)
-        self._only_end[[i for i in tokenizer.stop_ids if i < self.vocabulary_size]] = True
-        self._only_end.flags.writeable = False
+        self.only_end = np.zeros(self.vocabulary_size, np.bool_)
+        self.only_end[[i for i in tokenizer.stop_ids if i < self.vocabulary_size]] = True
+        self.only_end.flags.writeable = False
 
     def allowed(self, tokens: Sequence[int]) -> NDArray[np.bool_]:
         """bool [V], read-only, never all False: what may follow ``tokens``, the answer behind the prompt's "1.".
@@ -65,7 +58,7 @@ class PlanConstraint:
         key = tuple(tokens)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._mask() if self._move_to(key) else self._only_end
+            mask = self._mask() if self._move_to(key) else self.only_end
             self._masks[key] = mask
             if len(self._masks) > _MASKS_KEPT:
                 self._masks.popitem(last=False)
@@ -96,7 +89,22 @@ class PlanConstraint:
             raise GrammarError(f"the grammar failed in the answer: {_first_line(self._matcher.get_error())}")
         mask = np.unpackbits(bits, count=self.vocabulary_size, bitorder="little").view(np.bool_)
         mask.flags.writeable = False
-        return mask if mask.any() else self._only_end
+        return mask if mask.any() else self.only_end
+
+
+class PlanConstraint(GrammarConstraint):
+    """Every answer it lets through is a plan of known skills over known things."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skills: SkillSet,
+        scene: Scene = ANY_SCENE,
+        vocabulary_size: int | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        """As its base; also raises ``GrammarError`` where no plan can be written in this scene."""
+        super().__init__(tokenizer, plan_grammar(skills, scene, max_steps), vocabulary_size)
 
 
 class _Library:

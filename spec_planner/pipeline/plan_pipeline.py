@@ -23,6 +23,8 @@ from ..language.prompt import build_prompt
 from ..language.stop_text import StopText
 from ..language.thinking import ThinkingConstraint
 from ..language.tokenizer import Tokenizer
+from ..world.applicable import is_told
+from ..world.executable import ExecutableConstraint
 from .answer import Answer
 from .types import Outcome, PlanProgress, PlanRequest, PlanResult
 
@@ -206,7 +208,9 @@ class PlanPipeline:
         constraint: Constraint | None = None
         size = self.info.vocabulary_size
         if not request.free_text:
-            constraint = PlanConstraint(tokenizer, skills, request.scene, size, request.max_steps)
+            told = request.hold_preconditions and is_told(request.scene, skills)
+            kind = ExecutableConstraint if told else PlanConstraint
+            constraint = kind(tokenizer, skills, request.scene, size, request.max_steps)
         if think_end is not None:
             lead = tokenizer.encode(f"\n\n{prompt.answer_start}")
             constraint = ThinkingConstraint(

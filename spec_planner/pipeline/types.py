@@ -25,6 +25,7 @@ class PlanRequest:
     deadline: float | None = None  # on time.monotonic()'s scale, seconds
     plain: bool = False  # decode without the drafter: the reference, and how an incident is replayed
     free_text: bool = False  # let the model write what it will; lines that are no steps are rejected afterwards
+    hold_preconditions: bool = True  # only steps that can be done when their turn comes, where scene and skills tell
     max_steps: int = 24  # longest plan, where not free text
     stop: tuple[str, ...] = ()  # texts that end the answer
     thinking_tokens: int = 0  # how long a reasoning model may think first, over and above max_tokens; 0: not at all

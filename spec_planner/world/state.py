@@ -8,6 +8,7 @@ effects that end something are taken out and those that begin something are put 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from decimal import Decimal
 
@@ -16,7 +17,7 @@ from ..language.plan import ENUM, NUMBER, PLACE, Condition, Fact, Parameter, Pla
 State = frozenset[Fact]
 SOMEWHERE = "(somewhere)"  # where the robot is before its first drive when the scene does not say; no thing's name
 _NUMERAL = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,6})?")
-_Binding = dict[str, str]
+Binding = dict[str, str]
 
 
 class WorldError(ValueError):
@@ -65,7 +66,7 @@ def apply(state: State, step: PlanStep, skills: SkillSet, scene: Scene) -> State
     values = {
         p.name: _value(p, value, skills, scene, line) for p, value in zip(skill.parameters, step.values, strict=True)
     }
-    binding = _Match(skill, state, skills, scene).bind(values, line)
+    binding = Match(skill, state, skills, scene).bind(values, line)
     ended = {_ground(effect.fact, binding) for effect in skill.effects if not effect.holds}
     begun = {_ground(effect.fact, binding) for effect in skill.effects if effect.holds}
     return (state - ended) | begun
@@ -93,7 +94,8 @@ def _value(parameter: Parameter, value: str, skills: SkillSet, scene: Scene, lin
         return canonical_number(value)
     if parameter.kind == ENUM and value not in parameter.choices:
         raise WorldError(f"{line}: {parameter.name} must be one of {', '.join(parameter.choices)}, got {value!r}")
-    if not value.strip() or not value.isprintable():
+    # Not str.isprintable: which characters exist differs between releases of Unicode, and so of Python.
+    if not value.strip() or any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in value):
         raise WorldError(f"{line}: {parameter.name} must be printable text, got {value!r}")
     return value
 
@@ -108,7 +110,7 @@ def _thing(parameter: Parameter, value: str, skills: SkillSet, scene: Scene, lin
     raise WorldError(f"{line}: {parameter.name} must be of kind {parameter.kind}, and {value!r} is of kind {kind}")
 
 
-def _ground(fact: Fact, binding: _Binding) -> Fact:
+def _ground(fact: Fact, binding: Binding) -> Fact:
     return Fact(fact.predicate, tuple(binding[argument] for argument in fact.arguments))
 
 
@@ -131,39 +133,54 @@ def _bare(condition: Condition) -> Condition:
     return Condition(_pattern(condition.fact), condition.holds)
 
 
-class _Match:
-    """Finds the first binding of a skill's variables under which every precondition is met."""
+class Match:
+    """Finds the bindings of a skill's variables, and of ``open_parameters``, under which preconditions are met."""
 
-    def __init__(self, skill: Skill, state: State, skills: SkillSet, scene: Scene) -> None:
+    def __init__(
+        self,
+        skill: Skill,
+        state: State,
+        skills: SkillSet,
+        scene: Scene,
+        open_parameters: tuple[Parameter, ...] = (),
+    ) -> None:
         self.state, self.skills = state, skills
         # Those that bind come first: every variable is in one of them.
         self.conditions = sorted(skill.preconditions, key=lambda condition: not condition.holds)
-        self.variables = {variable.name: variable for variable in skill.variables}
+        self.variables = {variable.name: variable for variable in (*skill.variables, *open_parameters)}
         self.kinds = {thing.name: thing.kind for thing in scene.things} | {SOMEWHERE: PLACE}
         order = {thing.name: index for index, thing in enumerate(scene.things)}
         self.rank = lambda fact: [(order.get(argument, len(order)), argument) for argument in fact.arguments]
         self.furthest, self.failed = -1, ""  # how many conditions were met at once, and the one that then was not
 
-    def bind(self, values: _Binding, line: str) -> _Binding:
+    def bind(self, values: Binding, line: str) -> Binding:
         """Raises ``WorldError`` where there is none."""
-        found = next(self._bindings(0, values), None)
+        found = next(self._bindings(self.conditions, 0, values), None)
         if found is None:
             raise WorldError(f"{line}: {self.failed}")
         return found
 
-    def _bindings(self, index: int, binding: _Binding) -> Iterator[_Binding]:
-        if index == len(self.conditions):
+    def bindings(self, conditions: list[Condition]) -> Iterator[Binding]:
+        """Every binding that meets ``conditions``, which hold facts; in the scene's order."""
+        return self._bindings(conditions, 0, {})
+
+    def holds(self, fact: Fact, binding: Binding) -> bool:
+        """Whether ``fact`` holds; one with an open argument does not."""
+        return all(argument in binding for argument in fact.arguments) and _ground(fact, binding) in self.state
+
+    def _bindings(self, conditions: list[Condition], index: int, binding: Binding) -> Iterator[Binding]:
+        if index == len(conditions):
             yield binding
             return
-        condition = self.conditions[index]
+        condition = conditions[index]
         matched = False
         for extended in self._extensions(condition, binding):
             matched = True
-            yield from self._bindings(index + 1, extended)
+            yield from self._bindings(conditions, index + 1, extended)
         if not matched and index > self.furthest:
             self.furthest, self.failed = index, self._sentence(condition, binding)
 
-    def _extensions(self, condition: Condition, binding: _Binding) -> Iterator[_Binding]:
+    def _extensions(self, condition: Condition, binding: Binding) -> Iterator[Binding]:
         arguments = condition.fact.arguments
         if all(argument in binding for argument in arguments):
             if (_ground(condition.fact, binding) in self.state) == condition.holds:
@@ -187,7 +204,7 @@ class _Match:
         # A name that no scene lists came in by a step, where the scene lists nothing of its sort: it has no kind.
         return value not in self.kinds or self.skills.is_a(self.kinds[value], variable.kind)
 
-    def _sentence(self, condition: Condition, binding: _Binding) -> str:
+    def _sentence(self, condition: Condition, binding: Binding) -> str:
         names = [
             binding.get(a, f"some {self.variables[a].kind}" if a in self.variables else a)
             for a in condition.fact.arguments

@@ -74,17 +74,19 @@ class OnnxSession:
                 f"ONNX Runtime cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
             ) from error
         self.cache = OnnxCache(graphs.config, num_layers, capacity)
-        self._bindings: dict[tuple[int, int], _Binding] = {}  # by (rows, scored rows), for the current extent
+        # By (rows, scored rows, tapped layers), for the current extent.
+        self._bindings: dict[tuple[int, int, tuple[int, ...]], _Binding] = {}
 
     def run(self, rows: PassRows, scored: Sequence[int], hidden_layers: Sequence[int]) -> list[onnxruntime.OrtValue]:
         """One pass; [logits [len(scored), V], hidden states [n, d] of each of ``hidden_layers``].
 
         The results are their own memory: they stay as they are through later passes.
         """
-        key = (len(rows.ids), len(scored))
+        # An output once bound stays bound, so a binding serves one choice of tapped layers only.
+        key = (len(rows.ids), len(scored), tuple(hidden_layers))
         if key not in self._bindings:
             self._bindings[key] = _Binding(self._session, self.cache, self._num_layers, *key)
-        return self._bindings[key].run(rows, scored, hidden_layers)
+        return self._bindings[key].run(rows, scored)
 
     def make_room(self, needed: int, keep: int) -> int:
         """The extent of a pass that needs ``needed`` slots, the cache and its first ``keep`` slots laid out for it.
@@ -102,7 +104,8 @@ class _Binding:
     """Inputs and outputs of passes of one shape, bound once: per pass only numbers are written into them."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: OnnxCache, num_layers: int,
-                 width: int, scored: int) -> None:  # fmt: skip
+                 width: int, scored: int, hidden_layers: tuple[int, ...]) -> None:  # fmt: skip
+        self._hidden_layers = hidden_layers
         self._session, self._binding = session, session.io_binding()
         self._inputs = {
             "ids": np.zeros(width, dtype=np.int64),
@@ -122,15 +125,17 @@ class _Binding:
                 self._binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
                 self._kept.append(value)
 
-    def run(self, rows: PassRows, scored: Sequence[int], hidden_layers: Sequence[int]) -> list[onnxruntime.OrtValue]:
+    def run(self, rows: PassRows, scored: Sequence[int]) -> list[onnxruntime.OrtValue]:
         self._inputs["ids"][:] = rows.ids
         self._inputs["positions"][:] = rows.positions
         self._inputs["start"][0] = rows.start
         self._inputs["mask"][:] = rows.mask
         self._inputs["rows"][:] = scored
         self._binding.bind_output("logits")  # anew each time, or the last pass's results would be written over
-        for layer in hidden_layers:
+        distinct = list(dict.fromkeys(self._hidden_layers))
+        for layer in distinct:
             self._binding.bind_output(f"hidden.{layer}")
         self._session.run_with_iobinding(self._binding)
         outputs = self._binding.get_outputs()
-        return outputs[-1 - len(hidden_layers) :]
+        logits, *states = outputs[-1 - len(distinct) :]
+        return [logits, *(states[distinct.index(layer)] for layer in self._hidden_layers)]

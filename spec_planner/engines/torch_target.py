@@ -95,10 +95,10 @@ class TorchTarget:
         if prompt.pixels is not None:
             raise Incompatible(f"target {self.info.name!r} reads text only")
         count = len(prompt.ids)
-        hidden, tapped = self._pass(DraftTree.chain(prompt.ids), width=count)
+        hidden, states = self._pass(DraftTree.chain(prompt.ids), width=count)
         self._length += count
         self._pending = None
-        return TorchOutput(self._decoder.logits(hidden[-1:]), tapped)
+        return TorchOutput(self._decoder.logits(hidden[-1:]), states)
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree) -> TorchOutput:
@@ -106,12 +106,12 @@ class TorchTarget:
         if n > self.info.max_nodes:
             raise Incompatible(f"a draft of {n} nodes exceeds the {self.info.max_nodes} one pass takes")
         width = next(w for w in self._widths if w >= n)
-        hidden, tapped = self._pass(tree, width)
+        hidden, states = self._pass(tree, width)
         self._pending = tree
         logits = self._decoder.logits(hidden)[:n]
         if self._decoder.device.type == "cuda":
             torch.cuda.synchronize(self._decoder.device)  # so that whoever times verify times all of it
-        return TorchOutput(logits, tapped)
+        return TorchOutput(logits, states)
 
     @torch.inference_mode()
     def commit(self, path: Sequence[int]) -> None:
@@ -134,19 +134,20 @@ class TorchTarget:
     def close(self) -> None:
         del self._decoder, self._cache
 
-    def _pass(self, tree: DraftTree, width: int) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Run the tree's nodes, padded to ``width`` rows, after the committed context."""
+    def _pass(self, tree: DraftTree, width: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run the tree's nodes, padded to ``width`` rows, after the committed context; hidden and tapped states."""
         extent, to = self._extents.of(self._length, width), self._decoder.device
         rows = rows_of(tree, width, self._length, self.info.context_length, extent)
         ids, positions, mask = (torch.from_numpy(array).to(to) for array in (rows.ids, rows.positions, rows.mask))
-        return self._decoder.forward(ids, positions, rows.start, mask, self._cache, self._feature_layers)
+        hidden, tapped = self._decoder.forward(ids, positions, rows.start, mask, self._cache, self._feature_layers)
+        return hidden, [tapped[layer] for layer in self._feature_layers]
 
 
 class TorchOutput:
-    """A ``TargetOutput``: logits [n, V] and tapped states, on the device until asked for."""
+    """A ``TargetOutput``: logits [n, V] and tapped states, each [n, d], on the device until asked for."""
 
-    def __init__(self, logits: torch.Tensor, tapped: dict[int, torch.Tensor]) -> None:
-        self._logits, self._tapped = logits, tapped
+    def __init__(self, logits: torch.Tensor, states: list[torch.Tensor]) -> None:
+        self._logits, self._states = logits, states
 
     @torch.inference_mode()
     def argmax(self) -> NDArray[np.int64]:
@@ -163,10 +164,10 @@ class TorchOutput:
     @torch.inference_mode()
     def features(self, path: Sequence[int]) -> torch.Tensor | None:
         """[len(path), layers, d] in the order tapped; None where nothing was."""
-        if not self._tapped:
+        if not self._states:
             return None
         rows = list(path)
-        return torch.stack([state[rows] for state in self._tapped.values()], dim=1)
+        return torch.stack([state[rows] for state in self._states], dim=1)
 
 
 def _device(name: str) -> torch.device:

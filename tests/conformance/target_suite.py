@@ -153,6 +153,29 @@ class TargetSuite:
 class ModelTargetSuite(TargetSuite):
     """What a target over one of ``make_tiny_model``'s checkpoints must do besides."""
 
+    def test_what_is_tapped_changes_nothing_else_and_comes_in_the_order_asked(self, target):
+        """Two drafters in turn on one target, each with layers of its own, and none: the words stay the same."""
+
+        def pass_with(layers):
+            target.tap(layers)
+            try:
+                target.truncate(0)
+                target.extend(PromptInput(PROMPT))
+                output = target.verify(DraftTree.chain((3, 5)))
+                features = output.features((0, 1))
+                return output.logits_row(1).copy(), None if features is None else np.asarray(features)
+            finally:
+                target.tap(())
+
+        plain, none = pass_with(())
+        assert none is None
+        seen = {}
+        for layers in ((2,), (1,), (), (2, 0), (0, 1, 2), (1, 1), (2,), ()):
+            logits, features = pass_with(layers)
+            np.testing.assert_array_equal(logits, plain)
+            for index, layer in enumerate(layers):
+                np.testing.assert_array_equal(features[:, index], seen.setdefault(layer, features[:, index].copy()))
+
     def test_tapped_features_are_the_hidden_states(self, target):
         target.tap((0, 2))
         try:

@@ -1,12 +1,24 @@
-"""Every drafter by name. A literal table: nothing registers itself, nothing is discovered."""
+"""Every drafter by name. Literal tables: nothing registers itself, nothing is discovered."""
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
+
+from spec_planner.decoding.contracts import Drafter, Target
 
 DRAFTERS = {
     "lookup": "lookup:LookupDrafter",
     "draft-model": "draft_model:ModelDrafter",
+}
+# Drafters that are networks, by the kind that ``checkpoint.detect`` finds, and what makes each draft trees.
+CHECKPOINTS = {
+    "medusa": "medusa:MedusaDrafter",
+    "mtp": "mtp:MtpDrafter",
+    "eagle1": "eagle:EagleDrafter",
+    "eagle3": "eagle:EagleDrafter",
+    "dflash": "dflash:DFlashDrafter",
+    "dflash2": "dflash2:DFlash2Drafter",
 }
 
 
@@ -16,6 +28,35 @@ def drafter_class(name: str) -> type:
     Raises:
         KeyError: no such drafter.
     """
-    module, _, attribute = DRAFTERS[name].partition(":")
+    return _class(DRAFTERS[name])
+
+
+def load_drafter(directory: Path, target: Target, branches: int) -> Drafter:
+    """The published drafter checkpoint in ``directory``, whatever its kind, for ``target``.
+
+    Args:
+        branches: 1 drafts chains; more draft trees: that many candidates per node (EAGLE, MTP) or beams (DFlash 2), and
+            best-first over the positions' laws where the kind has no such number (Medusa, DFlash).
+
+    Raises:
+        ValueError: (``CheckpointError``, ``Incompatible``) it cannot be used, or not with this target; one sentence.
+    """
+    from .checkpoint import detect
+
+    kind = detect(directory)
+    loaded = _class(CHECKPOINTS[kind])
+    trees: dict[str, object] = {}
+    if kind in ("eagle1", "eagle3"):
+        trees = {"top_k": branches}
+    elif kind == "mtp":
+        trees = {"siblings": branches}
+    elif branches > 1:
+        trees = {"shape": "beam", "beam_width": branches} if kind == "dflash2" else {"shape": "best-first"}
+    drafter: Drafter = loaded.load(directory, target, **trees)  # type: ignore[attr-defined]
+    return drafter
+
+
+def _class(place: str) -> type:
+    module, _, attribute = place.partition(":")
     loaded: type = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return loaded

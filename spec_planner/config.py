@@ -36,7 +36,11 @@ class PlannerConfig:
         "Target: a local Hugging Face model directory; 'default', SmolLM2-135M-Instruct fine-tuned to plan; or "
         "'default-base', the same without our training.",
     )
-    drafter: str = _setting("lookup", "Drafter: none, lookup (prompt lookup) or draft-model.")
+    drafter: str = _setting(
+        "lookup",
+        "Drafter: none, lookup (prompt lookup), draft-model, or the directory of a Medusa, MTP, EAGLE or DFlash "
+        "checkpoint.",
+    )
     draft_model: str = _setting("", "For drafter draft-model: its directory; empty uses the target's own first layers.")
     draft_layers: int = _setting(
         0,

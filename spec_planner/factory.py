@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafters.registry import DRAFTERS, drafter_class
+from drafters.registry import DRAFTERS, drafter_class, load_drafter
 
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
@@ -115,8 +115,10 @@ def check_fits(config: PlannerConfig, rule: Rule) -> None:
     Raises:
         ConfigError: no such drafter, or the rule cannot judge what the drafter would draw.
     """
-    if config.drafter not in ("none", *DRAFTERS):
-        raise ConfigError(f"no drafter is called {config.drafter!r}; choose none, {', '.join(DRAFTERS)}")
+    if config.drafter not in ("none", *DRAFTERS) and not Path(config.drafter).expanduser().is_dir():
+        raise ConfigError(
+            f"no drafter is called {config.drafter!r}; choose none, {', '.join(DRAFTERS)} or a checkpoint's directory"
+        )
     if config.draft_branches > 1 and rule.chains_only and config.drafter != "none":
         raise ConfigError(f"rule {rule.name!r} judges chains only: set draft_branches to 1 or choose a tree rule")
     if config.drafter == "lookup" and Proposal.POINT_MASS not in rule.proposals:
@@ -199,6 +201,10 @@ def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = l
     drafter: Drafter
     if config.drafter == "lookup":
         drafter = drafter_class("lookup")(branches=config.draft_branches)
+    elif config.drafter != "draft-model":
+        directory = Path(config.drafter).expanduser()
+        report(f"loading drafter {directory.name}")
+        drafter = load_drafter(directory, target, config.draft_branches)
     else:
         drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=config.draft_branches)
     check_compatible(target.info, drafter)

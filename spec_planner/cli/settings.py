@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # flag, setting, type, metavar, help; what is not given falls to the YAML file, then to the config's default
 _FLAGS: tuple[tuple[str, str, type, str, str], ...] = (
     ("--model", "model", str, "DIR", "target: a local Hugging Face model directory, or 'default'"),
-    ("--drafter", "drafter", str, "NAME", "none, lookup (prompt lookup) or draft-model"),
+    ("--drafter", "drafter", str, "NAME", "none, lookup (prompt lookup), draft-model, or a checkpoint directory"),
     (
         "--draft-model",
         "draft_model",

@@ -54,8 +54,8 @@ ALLOWED = {
         *{"spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify", "spec_planner.language"},
         *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune", "spec_planner.bench"},
         # doctor looks at what would be loaded, without loading it
-        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant", "threads", "adapter")},
-        "torch",
+        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant")},
+        *{"spec_planner.engines.threads", "spec_planner.engines.adapter", "torch"},
     },
     "spec_planner/demo": {
         *{f"spec_planner.language.{name}" for name in ("plan", "scene", "skills")},

@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="S", help="fixes every random draw")
     parser.add_argument("--free-text", action="store_true", default=None, help="without the grammar")
+    parser.add_argument(
+        "--hold-preconditions",
+        action=argparse.BooleanOptionalAction,
+        help="only steps that can be done when their turn comes, where the scene says where everything is (yes)",
+    )
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N failed plans of each file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -62,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from ..certify.document import machine, versions
 
-    config = config_from(options, "temperature", "seed", "free_text")
+    config = config_from(options, "temperature", "seed", "free_text", "hold_preconditions")
     if options.count < 1:
         raise ValueError(f"--count must be at least 1, got {options.count}")
     if options.only == "random" and options.random < 1:
@@ -157,7 +162,7 @@ def quality_row(
         for domain in sorted({a.task.domain for a in attempts})
         for found in [[a for a in attempts if a.task.domain == domain]]
     }
-    mode = "free text" if config.free_text else "grammar"
+    mode = "free text" if config.free_text else "grammar, preconditions" if config.hold_preconditions else "grammar"
     return {"tasks_file": path.name, "answers": mode, **summary(attempts), "by_domain": by_domain}
 
 

@@ -29,7 +29,7 @@ examples:
 """
 _REQUEST_SETTINGS = (
     *("temperature", "top_k", "top_p", "seed", "max_tokens"),
-    *("scene_file", "free_text", "max_steps", "stop_sequences", "thinking_tokens", "deadline_s"),
+    *("scene_file", "free_text", "hold_preconditions", "max_steps", "stop_sequences", "thinking_tokens", "deadline_s"),
 )
 
 
@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--thinking-tokens", type=int, metavar="N", help="let a reasoning model think first, at most N tokens"
     )
     parser.add_argument("--deadline", dest="deadline_s", type=float, metavar="S", help="seconds the plan may take")
+    parser.add_argument(
+        "--hold-preconditions",
+        action=argparse.BooleanOptionalAction,
+        help="only steps that can be done when their turn comes, where the scene says where everything is (yes)",
+    )
     parser.add_argument("--max-steps", type=int, metavar="N", help="longest plan, in steps")
     parser.add_argument(
         "--free-text",

@@ -60,8 +60,8 @@ class TargetSuite:
         second[:shared] = first[:shared]
 
         def rows(prompt, context):
-            stopping = Stopping(said)
-            list(decode(target, None, PromptInput(tuple(prompt)), SamplingParams(), stopping, MATCHING, context=context))
+            asked = target, None, PromptInput(tuple(prompt)), SamplingParams(), Stopping(said), MATCHING
+            list(decode(*asked, context=context))
             target.truncate(len(prompt))
             return target.verify(DraftTree.root(5)).logits_row(0).copy()
 

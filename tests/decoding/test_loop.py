@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_planner.certify.enumeration import TableDrafter
+from spec_planner.decoding.context import CHUNK as PREFILL_CHUNK
 from spec_planner.decoding.contracts import ContextOverflow, DrafterRequirements, Incompatible, PromptInput
 from spec_planner.decoding.exact_rules import RULES
-from spec_planner.decoding.context import CHUNK as PREFILL_CHUNK
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.metrics import summarize
 from spec_planner.decoding.sampling import NumericError, SamplingParams

@@ -22,10 +22,11 @@ from spec_planner.pipeline.types import PlanRequest
 from tests.models import make_tiny_model
 
 from .dflash_support import BLOCK, config_for_target, write_dflash, write_dflash2
-from .dflash_support import SIZES as DFLASH2
+from .dflash_support import SIZES as SIZES_2
 from .mtp_support import Draw, dense_layer, saved
 from .test_checkpoint import make_eagle
 
+DFLASH2 = {"block_size": BLOCK, **SIZES_2}
 LAYERS = 12  # enough for the layers that EAGLE-3 reads
 
 
@@ -64,9 +65,7 @@ MAKERS = {
     "eagle1": lambda directory: make_eagle(directory, "eagle1", draft_vocabulary=320, **SIZES),
     "eagle3": lambda directory: make_eagle(directory, "eagle3", draft_vocabulary=100, **SIZES),
     "dflash": lambda directory: write_dflash(directory, config_for_target()),
-    "dflash2": lambda directory: write_dflash2(
-        directory, config_for_target(dflash_config={"block_size": BLOCK, **DFLASH2})
-    ),
+    "dflash2": lambda directory: write_dflash2(directory, config_for_target(dflash_config=DFLASH2)),
 }
 
 

@@ -58,7 +58,8 @@ def test_the_scene_is_told_in_three_lines():
         ),
     )
     assert content("Put the milk away.", HOUSEHOLD, scene) == (
-        "Places: fridge (closed), Anna.\nObjects: milk at fridge, cup (dirty, very old).\nRobot: at Anna, holding cup.\n"
+        "Places: fridge (closed), Anna.\nObjects: milk at fridge, cup (dirty, very old).\n"
+        "Robot: at Anna, holding cup.\n"
         "Task: Put the milk away."
     )
     assert content("Go.", HOUSEHOLD, Scene()) == "Task: Go."

@@ -115,9 +115,7 @@ class Question:
     ids: tuple[int, ...]
     constraint: Constraint | None = None
 
-    def masked(
-        self, rows: Iterable[NDArray[np.float32]], tokens: tuple[int, ...]
-    ) -> tuple[NDArray[np.float32], ...]:
+    def masked(self, rows: Iterable[NDArray[np.float32]], tokens: tuple[int, ...]) -> tuple[NDArray[np.float32], ...]:
         """``rows`` [V] behind each beginning of ``tokens``, with −inf where the constraint lets nothing follow."""
         return tuple(self._mask(row, tokens[:index]) for index, row in enumerate(rows))
 
@@ -149,9 +147,7 @@ def record(
     """Decode once and keep everything."""
     recorder = RecordingTarget(target)
     prompt, stopping = PromptInput(question.ids), Stopping(max_tokens, stop_ids)
-    steps = list(
-        decode(recorder, drafter, prompt, sampling, stopping, rule, budget, constraint=question.constraint)
-    )
+    steps = list(decode(recorder, drafter, prompt, sampling, stopping, rule, budget, constraint=question.constraint))
     tokens = tuple(token for step in steps for token in step.tokens)
     first = len(question.ids)
     positions = range(first, first + len(tokens))

@@ -61,9 +61,7 @@ class RunMetrics:
     exact: bool
 
 
-def summarize(
-    steps: Sequence[StepMetrics], prompt_tokens: int, new_tokens: int, reused_tokens: int = 0
-) -> RunMetrics:
+def summarize(steps: Sequence[StepMetrics], prompt_tokens: int, new_tokens: int, reused_tokens: int = 0) -> RunMetrics:
     """Fold the steps of one run; ``steps[0]`` is the prefill step."""
     prefill_ms = steps[0].elapsed_ms if steps else 0.0
     cycles = [step for step in steps if step.num_nodes > 0]

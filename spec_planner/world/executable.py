@@ -49,9 +49,7 @@ class ExecutableConstraint:
         self._asked: tuple[int, ...] = ()  # what the lines below were read from
         first = self._line(0, 1, start(scene, skills))
         if first.grammar is None:
-            raise GrammarError(
-                "no step can be done in this scene: every skill lacks what its preconditions ask for"
-            )
+            raise GrammarError("no step can be done in this scene: every skill lacks what its preconditions ask for")
         self._only_end = first.grammar.only_end
         self._lines = [first]
 

@@ -47,9 +47,7 @@ class Clock:
         rule, sampling = RULES["drafter-invariant"], SamplingParams()
         started = self.now
         steps = list(
-            decode(
-                self.target, None, PromptInput((1, 2)), sampling, stopping, rule, clock=lambda: self.now, cost=cost
-            )
+            decode(self.target, None, PromptInput((1, 2)), sampling, stopping, rule, clock=lambda: self.now, cost=cost)
         )
         return self.now - started, steps
 

@@ -99,14 +99,20 @@ def read_split(path: Path, count: int) -> list[Task]:
 
 
 def summary(attempts: Sequence[Attempt]) -> dict[str, object]:
-    """Shares over ``attempts``, 0 to 1; ``identical`` counts the pairs compared and those that agreed."""
+    """Shares over ``attempts``, 0 to 1; ``identical`` counts the pairs compared and those that agreed.
+
+    ``reached`` is of the tasks that have a world; of those without a scene, ``without_scene`` counts the plans that are
+    the expert's line by line.
+    """
     compared = [attempt for attempt in attempts if attempt.identical is not None]
-    reached = [attempt.reached for attempt in attempts]
-    share = statistics.mean(reached)
+    in_world = [attempt.reached for attempt in attempts if attempt.task.goal]
+    blind = [attempt.reached for attempt in attempts if not attempt.task.goal]
+    share = statistics.mean(in_world) if in_world else 0.0
     return {
-        "tasks": len(attempts),
+        "tasks": len(in_world),
         "reached": round(share, 4),
-        "standard_error": round((share * (1 - share) / len(attempts)) ** 0.5, 4),
+        "standard_error": round((share * (1 - share) / max(len(in_world), 1)) ** 0.5, 4),
+        "without_scene": f"{sum(blind)}/{len(blind)}",
         "complete": round(statistics.mean(attempt.complete for attempt in attempts), 4),
         "with_rejected_lines": round(statistics.mean(attempt.rejected > 0 for attempt in attempts), 4),
         "identity_checked": len(compared),

@@ -160,7 +160,7 @@ def quality_row(
     by_domain = {
         domain: f"{sum(a.reached for a in found)}/{len(found)}"
         for domain in sorted({a.task.domain for a in attempts})
-        for found in [[a for a in attempts if a.task.domain == domain]]
+        for found in [[a for a in attempts if a.task.domain == domain and a.task.goal]]
     }
     mode = "free text" if config.free_text else "grammar, preconditions" if config.hold_preconditions else "grammar"
     return {"tasks_file": path.name, "answers": mode, **summary(attempts), "by_domain": by_domain}
@@ -219,14 +219,17 @@ def table(rows: list[dict[str, Any]]) -> str:
                 "",
             ]
     if plans:
-        lines += ["| tasks | answers | goal reached | complete | identical | tokens per pass | by domain |"]
-        lines.append("|---|---|---|---|---|---|---|")
+        lines.append(
+            "| tasks | answers | goal reached | without a scene: as the expert | complete | identical | tokens per pass "
+            "| by domain |"
+        )
+        lines.append("|---|---|---|---|---|---|---|---|")
         for row in plans:
             checked = f"{row['identical']} of {row['identity_checked']}" if row["identity_checked"] else "-"
             domains = ", ".join(f"{name} {share}" for name, share in row["by_domain"].items())
             lines.append(
                 f"| {row['tasks_file']} ({row['tasks']}) | {row['answers']} | {row['reached']:.1%} ± "
-                f"{row['standard_error']:.1%} | {row['complete']:.1%} | {checked} | {row['acceptance_length']:.2f} "
+                f"{row['standard_error']:.1%} | {row['without_scene']} | {row['complete']:.1%} | {checked} | {row['acceptance_length']:.2f} "
                 f"| {domains} |"
             )
     return "\n".join(lines)

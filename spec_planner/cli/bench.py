@@ -219,19 +219,21 @@ def table(rows: list[dict[str, Any]]) -> str:
                 "",
             ]
     if plans:
-        lines.append(
-            "| tasks | answers | goal reached | without a scene: as the expert | complete | identical | tokens per pass "
-            "| by domain |"
-        )
-        lines.append("|---|---|---|---|---|---|---|---|")
+        titles = ("tasks", "answers", "goal reached", "no scene: as the expert", "complete", "identical",
+                  "tokens per pass", "by domain")  # fmt: skip
+        lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for row in plans:
-            checked = f"{row['identical']} of {row['identity_checked']}" if row["identity_checked"] else "-"
-            domains = ", ".join(f"{name} {share}" for name, share in row["by_domain"].items())
-            lines.append(
-                f"| {row['tasks_file']} ({row['tasks']}) | {row['answers']} | {row['reached']:.1%} ± "
-                f"{row['standard_error']:.1%} | {row['without_scene']} | {row['complete']:.1%} | {checked} | {row['acceptance_length']:.2f} "
-                f"| {domains} |"
+            cells = (
+                f"{row['tasks_file']} ({row['tasks']})",
+                row["answers"],
+                f"{row['reached']:.1%} ± {row['standard_error']:.1%}",
+                row["without_scene"],
+                f"{row['complete']:.1%}",
+                f"{row['identical']} of {row['identity_checked']}" if row["identity_checked"] else "-",
+                f"{row['acceptance_length']:.2f}",
+                ", ".join(f"{name} {share}" for name, share in row["by_domain"].items()),
             )
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("planner",), help="what to measure")
     add_model_arguments(parser)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} instructions instead of {FULL}")
+    parser.add_argument("--instructions", type=int, metavar="N", help=f"how many to time ({FULL})")
     parser.add_argument("--tasks", action="append", metavar="FILE", help="task file whose plans are tried; repeat")
     parser.add_argument("--count", type=int, default=100, metavar="N", help="tasks of each file (100)")
     parser.add_argument(
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         pipeline.warm_up()
         rows: list[dict[str, Any]] = []
         if options.only in (None, "latency"):
-            rows += latency_rows(pipeline, config, QUICK if options.quick else FULL)
+            rows += latency_rows(pipeline, config, options.instructions or (QUICK if options.quick else FULL))
         for path in options.tasks or ():
             if options.only in (None, "quality"):
                 rows.append(quality_row(pipeline, config, Path(path), options))

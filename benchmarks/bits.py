@@ -5,7 +5,8 @@
 A real plan is fed once token by token (plain) and once in drafts of mixed length, partly wrong, of which one to eight
 tokens are committed (speculative). At every position the two rows of logits are compared bit by bit. Four ways to
 shape the passes: one width and KV extents in steps of 512 (what ``exactness: bitwise`` does); one width and smaller
-steps; any width. The prompt is cut to 180 tokens, so that the extents pass 192 … 384, where torch's steps of 64 fail.
+steps; any width. The prompt is repeated or cut to 180 tokens, so that the extents pass 192 … 384, where torch's steps
+of 64 fail.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> None:
         pipeline = build_pipeline(config, lambda line: print(line, file=sys.stderr))
         request = PlanRequest(INSTRUCTION, SamplingParams(), 64, free_text=True)
         prompt = pipeline.prompt_ids(request)
-        prompt = prompt[-PROMPT_TOKENS:]
+        prompt = (prompt * (PROMPT_TOKENS // len(prompt) + 1))[-PROMPT_TOKENS:]
         plain = feed_one_by_one(pipeline.target, prompt, options.positions)
         drafted = feed_in_drafts(pipeline.target, prompt, [int(row.argmax()) for row in plain])
         engine = {"engine": pipeline.info.engine, "precision": options.precision}

@@ -177,7 +177,7 @@ def random_row(pipeline: PlanPipeline, count: int, temperature: float, seed: int
         if verdict.invalid or verdict.different:
             _say(f"- goal {number}: {verdict.invalid or verdict.different}")
         verdicts.append(verdict)
-        if number % 50 == 0 or number == count:
+        if number % 10 == 0 or number == count:
             _say(f"random goals at temperature {temperature:g}: {number} of {count}")
     return {
         "random_goals": count,

@@ -74,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
 
     leads = os.environ.get("RANK", "0") == "0"
     progress = _Progress(leads)
+    if not any(Path(options.tasks).glob("*.jsonl")):  # before the target is converted, which takes a while
+        raise ValueError(f"{options.tasks} holds no *.jsonl file: write tasks with `spec-planner tasks --out DIR`")
     if options.merge and Path(options.merge).exists() and any(Path(options.merge).iterdir()):
         raise ValueError(f"{options.merge} is not empty: name a new directory for the merged model")
     settings = Settings(

@@ -183,8 +183,8 @@ class RejectedLine:
 class Plan:
     """The steps of an answer in order.
 
-    ``complete`` is True when the model ended its answer itself and every line of it was read as a step: nothing that
-    the robot should do is missing.
+    ``complete`` is True when the model ended its answer itself, below the limit of steps, and every line of it was read
+    as a step: nothing that the robot should do is missing.
     """
 
     steps: tuple[PlanStep, ...]

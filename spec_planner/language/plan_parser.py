@@ -70,8 +70,13 @@ class PlanParser:
         return tuple(self._steps[before:])
 
     def finish(self) -> tuple[PlanStep, ...]:
-        """The answer is over: read the last line, which no line break ended. Returns the step it holds, if any."""
+        """The answer is over: read the last line, which no line break ended. Returns the step it holds, if any.
+
+        In an ``eager`` answer that line is a step already, or was cut off in the middle and is nobody's mistake.
+        """
         before = len(self._steps)
+        if self._eager and not self._early:
+            self._line = ""
         self._file_line()
         return tuple(self._steps[before:])
 

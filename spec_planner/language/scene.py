@@ -117,7 +117,7 @@ def check_scene(
 
     Raises:
         SceneError: a name that breaks syntax or appears twice, an unknown kind, a fact about something that is not
-            listed, something in two places at once.
+            listed or in a state that no skill speaks of, something in two places at once.
     """
     spots = lines or {}
     if len(scene.things) > MAX_THINGS:
@@ -143,6 +143,11 @@ def check_scene(
             raise SceneError(f"{spot}: {fact} speaks of {shown(missing[0])}, which is not listed: list it")
         if not _STATE.fullmatch(fact.predicate) or arities.get(fact.predicate, 1) != len(fact.arguments):
             raise SceneError(f"{spot}: {shown(str(fact))} is not something the skills or a scene can say: leave it out")
+        if len(arities) > len(_ALWAYS) and fact.predicate not in arities:  # a typo here would leave a door open
+            states = listing(sorted(name for name, count in arities.items() if count == 1 and name not in _ALWAYS))
+            raise SceneError(
+                f"{spot}: {fact}: no skill speaks of {shown(fact.predicate)}, only of {states}: correct it"
+            )
         for argument, sort in zip(fact.arguments, _sorts(fact.predicate), strict=False):
             if skills.is_a(kinds[argument], PLACE) != (sort == PLACE):
                 raise SceneError(f"{spot}: in {fact}, {argument} is no {sort}: name one that is listed as {sort}")
@@ -156,6 +161,9 @@ def check_scene(
         raise SceneError(f"{where}: a fact is given twice: keep one")
 
 
+_ALWAYS = {"at": 2, "robot_at": 1, "holding": 1}  # what every scene can say, and how many names it takes
+
+
 def _sorts(predicate: str) -> tuple[str, ...]:
     return {"at": (OBJECT, PLACE), "robot_at": (PLACE,), "holding": (OBJECT,)}.get(predicate, ())
 
@@ -164,7 +172,7 @@ def _arities(skills: SkillSet) -> dict[str, int]:
     """Number of names of every predicate that a scene or the skills use."""
     conditions = [condition for skill in skills for condition in (*skill.preconditions, *skill.effects)]
     arities = {condition.fact.predicate: len(condition.fact.arguments) for condition in conditions}
-    return arities | {"at": 2, "robot_at": 1, "holding": 1}
+    return arities | _ALWAYS
 
 
 def _read(root: Piece, skills: SkillSet) -> Scene:

@@ -163,6 +163,8 @@ class PlanPipeline:
             self._context.forget()  # whatever broke may have left the target anywhere
             raise
         plan = answer.plan(ended=finish in ("eos", "stop_sequence"))
+        if not request.free_text and len(plan.steps) >= request.max_steps:
+            plan = replace(plan, complete=False)  # the limit may have ended it, not the model
         outcome, detail = _outcome(finish, plan, limit)
         totals = summarize(metrics, len(prepared.ids), len(answer.tokens), self._context.reused)
         if finish in ("eos", "stop_sequence", "max_tokens") and totals.time_per_output_token_ms:

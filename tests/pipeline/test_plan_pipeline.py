@@ -365,3 +365,20 @@ def test_a_thought_is_told_apart_and_never_parsed(tmp_path: Path) -> None:
         cut = planner.run(request(thinking_tokens=4, scene=SCENE, free_text=False, max_steps=2))
         assert len(cut.thinking) < len(thought) and cut.plan.steps  # the budget is kept, and a plan follows
         assert thoughtful.encode(cut.thinking) == list(script[:4])
+
+
+def test_a_plan_that_the_limit_of_steps_ended_is_not_complete(tokenizer: Tokenizer) -> None:
+    target = scripted(tokenizer, " go_to(kitchen)\n2. go_to(Anna)")
+    planner = pipeline(tokenizer, target)
+    assert planner.run(request(scene=SCENE, free_text=False, max_steps=3)).plan.complete
+    cut = planner.run(request(scene=SCENE, free_text=False, max_steps=1))
+    assert len(cut.plan.steps) == 1 and not cut.plan.complete
+
+
+def test_what_was_cut_off_is_not_rejected(tokenizer: Tokenizer) -> None:
+    """Under the grammar an unfinished line is nobody's mistake."""
+    target = scripted(tokenizer, " go_to(kitchen)\n2. go_to(Anna)")
+    planner = pipeline(tokenizer, target)
+    for count in (0, 1, 4):
+        cut = planner.run(request(scene=SCENE, free_text=False), cancelled=after(3 + count))
+        assert cut.plan.rejected == () and not cut.plan.complete

@@ -2,8 +2,7 @@
 
 Where a scene says where everything is, the skills' preconditions decide which steps are possible, and each step's
 effects decide about the next: so each line of an answer has a grammar of its own, made when the one before it is over.
-A step that changes nothing may be said once (cleaning what may be clean), but not again: small models go round in
-circles. Like every constraint it is a function of the answer so far and nothing else, and part of p.
+Like every constraint it is a function of the answer so far and nothing else, and part of p.
 """
 
 from __future__ import annotations
@@ -14,24 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..language.grammar import MAX_STEPS, GrammarError, line_grammar
-from ..language.plan import PlanStep, Scene, Skill, SkillSet
+from ..language.plan import Scene, SkillSet
 from ..language.plan_constraint import GrammarConstraint
 from ..language.tokenizer import Tokenizer
 from .applicable import applicable
 from .execution import read_step
 from .state import State, WorldError, apply, start
 
-_Step = tuple[str, tuple[str | None, ...]]  # a skill's name and its values
-
 
 class _Line:
     """One line of an answer: where it starts, the state before its step, and what it may say."""
 
-    def __init__(
-        self, offset: int, number: int, state: State, done: frozenset[_Step], grammar: GrammarConstraint | None
-    ) -> None:
+    def __init__(self, offset: int, number: int, state: State, grammar: GrammarConstraint | None) -> None:
         self.offset, self.number, self.state, self.grammar = offset, number, state, grammar  # None: only the end
-        self.done = done  # steps of the lines before
 
 
 class ExecutableConstraint:
@@ -53,7 +47,7 @@ class ExecutableConstraint:
         self._tokenizer, self._skills, self._scene = tokenizer, skills, scene
         self._size, self._max_steps = vocabulary_size, max_steps
         self._asked: tuple[int, ...] = ()  # what the lines below were read from
-        first = self._line(0, 1, start(scene, skills), frozenset())
+        first = self._line(0, 1, start(scene, skills))
         if first.grammar is None:
             raise GrammarError("no step can be done in this scene: every skill lacks what its preconditions ask for")
         self._only_end = first.grammar.only_end
@@ -89,25 +83,13 @@ class ExecutableConstraint:
     def _next_line(self, line: _Line, offset: int, text: str) -> _Line:
         try:
             step = read_step(text, self._skills, line.number - 1)
-            state = apply(line.state, step, self._skills, self._scene)
-            return self._line(offset, line.number + 1, state, line.done | {(step.skill, step.values)})
+            return self._line(offset, line.number + 1, apply(line.state, step, self._skills, self._scene))
         except WorldError:  # a draft branch below a token that the grammar forbids: nothing of it is ever used
-            return _Line(offset, line.number + 1, line.state, line.done, None)
+            return _Line(offset, line.number + 1, line.state, None)
 
-    def _line(self, offset: int, number: int, state: State, done: frozenset[_Step]) -> _Line:
-        calls = [
-            (skill, values)
-            for skill, values in applicable(state, self._skills, self._scene)
-            if (skill.name, values) not in done or self._changes(skill, values, state)
-        ]
+    def _line(self, offset: int, number: int, state: State) -> _Line:
+        calls = list(applicable(state, self._skills, self._scene))
         if not calls:
-            return _Line(offset, number, state, done, None)
+            return _Line(offset, number, state, None)
         text = line_grammar(calls, number, number >= self._max_steps, self._skills, self._scene)
-        return _Line(offset, number, state, done, GrammarConstraint(self._tokenizer, text, self._size))
-
-    def _changes(self, skill: Skill, values: tuple[str | None, ...], state: State) -> bool:
-        """Whether a call without open values changes something; one without effects may matter in ways not modelled."""
-        if not skill.effects or None in values:
-            return True
-        step = PlanStep(0, skill.name, skill.parameter_names, tuple(v for v in values if v is not None), "")
-        return apply(state, step, self._skills, self._scene) != state
+        return _Line(offset, number, state, GrammarConstraint(self._tokenizer, text, self._size))

@@ -186,7 +186,7 @@ def sampled_plans(pipeline, options):
     """(prompt, sampling, recorded run) of plain sampled plans."""
     for seed, instruction in enumerate(read_instructions(None)[: options.runs]):
         sampling = SamplingParams(options.temperature, seed=seed)
-        prompt = pipeline.prompt_ids(PlanRequest(instruction, sampling, 40, free_text=True))
+        prompt, _ = pipeline.asked(PlanRequest(instruction, sampling, 40, free_text=True))
         rule, stop_ids = RULES["drafter-invariant"], pipeline.stop_ids
         yield prompt, sampling, record(pipeline.target, None, Question(prompt), sampling, 40, stop_ids, rule, lambda: 0)
 

@@ -61,7 +61,7 @@ def main() -> None:
         )
         pipeline = build_pipeline(config, lambda line: print(line, file=sys.stderr))
         request = PlanRequest(INSTRUCTION, SamplingParams(), 64, free_text=True)
-        prompt = pipeline.prompt_ids(request)
+        prompt, _ = pipeline.asked(request)
         prompt = (prompt * (PROMPT_TOKENS // len(prompt) + 1))[-PROMPT_TOKENS:]
         plain = feed_one_by_one(pipeline.target, prompt, options.positions)
         drafted = feed_in_drafts(pipeline.target, prompt, [int(row.argmax()) for row in plain])

@@ -104,8 +104,9 @@ def main() -> None:
 def measure(pipeline, config, instruction, scene, plain, constraint=None) -> list[dict[str, float]]:
     """Mask time and the whole time of every step of one plan; the prefill's step is left out."""
     request = PlanRequest(instruction, config.sampling, config.max_tokens, scene, plain=plain)
-    timed = Timed(constraint or pipeline.constraint(request))
-    prompt, stopping = PromptInput(pipeline.prompt_ids(request)), Stopping(config.max_tokens, pipeline.stop_ids)
+    ids, own = pipeline.asked(request)
+    timed = Timed(constraint or own)
+    prompt, stopping = PromptInput(ids), Stopping(config.max_tokens, pipeline.stop_ids)
     drafter = None if plain else pipeline.drafter
     steps, ms, calls = [], 0.0, 0
     for step in decode(

@@ -20,12 +20,12 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "model",
                 default_value="",
-                description="Local Hugging Face model directory, or 'default'; empty leaves it to params_file.",
+                description="Model directory, 'default' or 'default-base'; empty leaves it to params_file.",
             ),
             DeclareLaunchArgument(
                 "drafter",
                 default_value="",
-                description="none, lookup or draft-model; empty leaves it to params_file.",
+                description="none, lookup, draft-model or a checkpoint directory; empty leaves it to params_file.",
             ),
             DeclareLaunchArgument(
                 "scene_file",

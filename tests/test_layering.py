@@ -20,7 +20,8 @@ _ROS |= {"unique_identifier_msgs", "spec_planner_msgs"}
 ALLOWED = {
     "spec_planner/decoding": {"numpy"},
     "spec_planner/language": {
-        *{"numpy", "spec_planner.resources", "yaml", "transformers", "tokenizers", "jinja2", "llguidance"}
+        *{"numpy", "spec_planner.quiet", "spec_planner.resources", "yaml", "transformers", "tokenizers", "jinja2"},
+        "llguidance",
     },
     "spec_planner/world": {"numpy", "spec_planner.language"},
     "spec_planner/tasks": {
@@ -36,8 +37,9 @@ ALLOWED = {
     "spec_planner/finetune": {
         *{"numpy", "torch", "transformers", "peft", "safetensors", "spec_planner.__version__", "spec_planner.config"},
         *{"spec_planner.language", "spec_planner.tasks", "spec_planner.engines", "spec_planner.resources"},
+        "spec_planner.quiet",
     },
-    "spec_planner/engines": {"numpy", "spec_planner.resources", *_TORCH, *_ONNX, *_CONTRACTS},
+    "spec_planner/engines": {"numpy", "spec_planner.quiet", "spec_planner.resources", *_TORCH, *_ONNX, *_CONTRACTS},
     "drafters": {"numpy", "torch", "safetensors", *_CONTRACTS},
     "engine_trt": {"numpy", *_CONTRACTS},
     "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language", "spec_planner.world"},
@@ -64,11 +66,12 @@ ALLOWED = {
     },
     "spec_planner/nodes": {
         *{"numpy", "spec_planner.config", "spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify"},
-        *{f"spec_planner.language.{name}" for name in ("plan", "skills", "scene", "plan_parser")},  # plain data
+        *{f"spec_planner.language.{name}" for name in ("plan", "skills", "scene", "history")},  # plain data
         "spec_planner.decoding.metrics",
         *_ROS,
     },
     "spec_planner/config.py": {"spec_planner.decoding.sampling"},
+    "spec_planner/quiet.py": {"transformers"},
     "spec_planner/resources.py": set(),
 }
 HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "transformers", "spec_planner_msgs"}

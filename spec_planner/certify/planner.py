@@ -73,7 +73,7 @@ def question_for(pipeline: PlanPipeline, request: PlanRequest) -> Question:
     Raises:
         ValueError: no prompt can be made of it.
     """
-    return Question(pipeline.prompt_ids(request), pipeline.constraint(request))
+    return Question(*pipeline.asked(request))
 
 
 def certify_planner(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import sys
 import time
 from dataclasses import asdict
@@ -28,7 +27,6 @@ examples:
   spec-planner plan --instruction "tidy up" --temperature 0.8 --seed 7 --json
   spec-planner plan --instruction "tidy up" --model ./Qwen3-0.6B --precision bfloat16 --config config/planner.yaml
 """
-_NUMBER = re.compile(r"^\s*\d+[.)]\s*")  # a step as the plan had it may bring its number
 _REQUEST_SETTINGS = (
     *("temperature", "top_k", "top_p", "seed", "max_tokens"),
     *("scene_file", "free_text", "hold_preconditions", "max_steps", "stop_sequences", "thinking_tokens", "deadline_s"),
@@ -144,18 +142,13 @@ def _check_instruction(instruction: str, config: PlannerConfig) -> None:
 
 def _request(options: argparse.Namespace, config: PlannerConfig, skills: SkillSet) -> PlanRequest:
     from ..factory import make_request
-    from ..language.plan import History
-    from ..world.execution import read_step
+    from ..language.history import read_history
 
-    done = tuple(_NUMBER.sub("", line) for line in options.done or ())
-    failed = _NUMBER.sub("", options.failed or "")
-    for line in (*done, *([failed] if failed else ())):
-        read_step(line, skills)  # raises what is no step
     return make_request(
         config,
         options.instruction,
         _scene(options, config, skills),
-        history=History(done, failed, options.failure or ""),
+        history=read_history(options.done or (), options.failed or "", options.failure or "", skills),
         deadline=time.monotonic() + config.deadline_s if config.deadline_s else None,
         plain=options.plain,
     )

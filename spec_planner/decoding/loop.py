@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .accept import Acceptance, Rule, TargetLaws
-from .context import CHUNK, Context
 from .contracts import (
     Constraint,
     ContextOverflow,
@@ -25,6 +24,7 @@ from .draft_tree import DraftTree
 from .exact_rules import RULES
 from .metrics import StepMetrics
 from .pass_cost import PassCost
+from .prefix_cache import CHUNK, PrefixCache
 from .random_stream import Purpose, RandomSource, RandomStream
 from .sampling import Law, SamplingParams
 from .stopping import Finish, Stopping
@@ -58,7 +58,7 @@ def decode(
     clock: Clock = time.perf_counter,
     random: RandomSource | None = None,
     constraint: Constraint | None = None,
-    context: Context | None = None,
+    prefix_cache: PrefixCache | None = None,
     cost: PassCost | None = None,
 ) -> Iterator[DecodeStep]:
     """Decode after ``prompt``, one yield per cycle; closing the generator stops the run between cycles.
@@ -72,7 +72,7 @@ def decode(
         constraint: which tokens may come next (a grammar, an action vocabulary). It is part of p at every node, so
             constrained decoding is as exact as free decoding; drafts that break it are never accepted. What it forces
             is drafted first, within the budget.
-        context: the record of what ``target`` and ``drafter`` hold of the prompt before; by default they start empty.
+        prefix_cache: what ``target`` and ``drafter`` hold of the prompt before; by default they start empty.
         cost: what passes cost, learnt here and used to end before the deadline rather than after.
 
     Raises:
@@ -89,8 +89,8 @@ def decode(
             f"of them for the answer: shorten the prompt or raise context_length"
         )
     random = random or RandomStream(sampling.seed)
-    context, cost = context or Context(), cost or PassCost()
-    run = _Run(target, drafter, sampling, stopping, rule, budget, clock, random, constraint, context, cost)
+    prefix_cache, cost = prefix_cache or PrefixCache(), cost or PassCost()
+    run = _Run(target, drafter, sampling, stopping, rule, budget, clock, random, constraint, prefix_cache, cost)
     return run.steps(prompt)
 
 
@@ -108,7 +108,7 @@ class _Run:
         clock: Clock,
         random: RandomSource,
         constraint: Constraint | None,
-        context: Context,
+        prefix_cache: PrefixCache,
         cost: PassCost,
     ) -> None:
         self.target, self.drafter, self.budget, self.random = target, drafter, budget, random
@@ -118,7 +118,7 @@ class _Run:
         self.rule = RULES["drafter-invariant"] if matching else rule
         self.sampling, self.stopping, self.clock = sampling, stopping, clock
         self.sampler = RunDraftSampler(rule, sampling, random, constraint)
-        self.constraint, self.context, self.cost = constraint, context, cost
+        self.constraint, self.prefix_cache, self.cost = constraint, prefix_cache, cost
         self.anchor = self.position = self.index = 0
         self.said: list[int] = []
 
@@ -140,9 +140,9 @@ class _Run:
             yield step
 
     def _prefill(self, prompt: PromptInput) -> tuple[TargetOutput | None, Finish | None]:
-        """Feed what the context lacks of the prompt; the last output, or why there is none."""
+        """Feed what the caches lack of the prompt; the last output, or why there is none."""
         self.target.tap(self.drafter.requirements.feature_layers if self.drafter else ())
-        kept = self.context.begin(prompt, self.target, self.drafter)
+        kept = self.prefix_cache.begin(prompt, self.target, self.drafter)
         # Pixels belong to the prompt as a whole, so such a prompt is one chunk.
         size = CHUNK if prompt.pixels is None else len(prompt.ids)
         output: TargetOutput | None = None
@@ -151,7 +151,7 @@ class _Run:
             if interrupt := self._interrupted(len(chunk)):
                 return None, interrupt
             lap = _Stopwatch(self.clock)
-            output = self.context.feed(chunk, prompt.pixels, self.target, self.drafter)
+            output = self.prefix_cache.feed(chunk, prompt.pixels, self.target, self.drafter)
             self.cost.observe(len(chunk), lap() / 1e3)
         return output, None
 

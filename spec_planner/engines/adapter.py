@@ -127,10 +127,12 @@ def write_merged(
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    from .checkpoint import weight_files
+
     adapter = read_adapter(adapter_directory)
     if out.exists() and any(out.iterdir()):
         raise ModelError(f"{out} is not empty: name a new directory for the merged model")
-    paths = _weight_files(model)
+    paths = weight_files(model)
     names: set[str] = set()
     for path in paths:
         with safe_open(path, framework="pt") as file:
@@ -159,19 +161,6 @@ def write_note(directory: Path, adapter: Adapter) -> None:
     """``spec_planner.json``: how this checkpoint is to be prompted, and which adapter it holds."""
     note = {"prompt_examples": False, "adapter": adapter.fingerprint}
     (directory / "spec_planner.json").write_text(json.dumps(note) + "\n", encoding="utf-8")
-
-
-def _weight_files(model: Path) -> list[Path]:
-    index = model / "model.safetensors.index.json"
-    try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
-        paths = [model / name for name in sorted(set(found))] or [model / "model.safetensors"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is not a shard index ({error!r}): copy the model directory again") from error
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing:
-        raise ModelError(f"{model} holds no {missing[0]}: give a complete Hugging Face model directory in safetensors")
-    return paths
 
 
 def _check_names(names: Iterable[str], adapter: Adapter) -> None:

@@ -22,7 +22,7 @@ def load_weights(directory: Path, config: DecoderConfig) -> dict[str, torch.Tens
     """
     wanted = dict(expected_tensors(config))
     found: dict[str, torch.Tensor] = {}
-    for path in _files(directory):
+    for path in weight_files(directory):
         try:
             with safe_open(path, framework="pt") as file:
                 found.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a mapping)
@@ -98,7 +98,12 @@ def kv_bytes(config: DecoderConfig, capacity: int, bytes_per_value: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * capacity * bytes_per_value
 
 
-def _files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face directory, by its shard index if it has one.
+
+    Raises:
+        ModelError: there is none, or one that the index names is missing.
+    """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:

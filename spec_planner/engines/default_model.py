@@ -7,13 +7,13 @@ starts read weights and nothing else. The model without the adapter (``default-b
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from ..quiet import quiet_transformers
 from ..resources import shared_file
 from .adapter import adapter_fingerprint
 from .cache import cache_directory, make_once
@@ -105,7 +105,7 @@ def _convert(gguf: Path, directory: Path, adapter_directory: Path | None) -> Non
     except ImportError as error:
         raise ModelError(f"converting the default model needs {error.name}: {_HOW}") from error
 
-    with _quiet(transformers):
+    with quiet_transformers():
         model = transformers.AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
         )
@@ -125,17 +125,3 @@ def _convert(gguf: Path, directory: Path, adapter_directory: Path | None) -> Non
     config["_name_or_path"] = "SmolLM2-135M-Instruct"
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _quiet(transformers) -> Iterator[None]:
-    """Keep the library's progress bars off the terminal; ours says what happens."""
-    logging = transformers.utils.logging
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()

@@ -21,6 +21,7 @@ from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import Tensor, nn
 
 from ..engines.decoder_config import ModelError, read_decoder_config
+from ..quiet import quiet_transformers
 from .forest_attention import ATTENTION, Forest, forest_attention
 from .packing import Pack
 
@@ -38,7 +39,7 @@ class AdaptedModel:
         """
         read_decoder_config(directory)  # its sentences name the file
         transformers.AttentionInterface.register(ATTENTION, forest_attention)
-        with _quiet():
+        with quiet_transformers():
             try:
                 base = transformers.AutoModelForCausalLM.from_pretrained(
                     str(directory), dtype=dtype, attn_implementation=ATTENTION, local_files_only=True
@@ -101,7 +102,7 @@ class AdaptedModel:
         torch.manual_seed(seed)
         self._base.set_attn_implementation("sdpa")  # ours knows no padding
         try:
-            with torch.no_grad(), self.without_adapter(), _quiet():
+            with torch.no_grad(), self.without_adapter(), quiet_transformers():
                 out = self._base.generate(
                     input_ids=ids.to(self.device),
                     attention_mask=mask.to(self.device),
@@ -214,17 +215,3 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     except OSError:
         return torch.float32
     return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & set(flags) else torch.float32
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -6,14 +6,14 @@ spells out ``<|im_end|>`` cannot end its turn or open another.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..quiet import quiet_transformers
 from .thinking import CLOSE
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders put for bytes that are not, or not yet, UTF-8
@@ -208,7 +208,7 @@ def _load(directory: Path) -> Any:
         import transformers
     except ImportError as error:
         raise TokenizerError("the tokenizer needs the package transformers: install it and start again") from error
-    with _quiet(transformers.logging):
+    with quiet_transformers():
         try:
             return transformers.AutoTokenizer.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=False
@@ -217,20 +217,6 @@ def _load(directory: Path) -> Any:
             raise TokenizerError(
                 f"the tokenizer in {directory} cannot be loaded ({_first_line(error)}): copy the model again"
             ) from error
-
-
-@contextlib.contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """No advice and no progress bars from transformers inside; its settings are as before afterwards."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

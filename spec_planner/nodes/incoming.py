@@ -11,8 +11,8 @@ from spec_planner_msgs.msg import Scene as SceneMessage
 
 from ..config import ConfigError, PlannerConfig
 from ..factory import make_request
+from ..language.history import read_history
 from ..language.plan import OBJECT, PLACE, History, Scene, Skill, SkillSet
-from ..language.plan_parser import PlanParser
 from ..language.scene import MAX_THINGS, SceneError, scene_from_mapping
 from ..language.skills import MAX_SKILLS, parse_signature
 from ..pipeline.types import PlanRequest
@@ -79,32 +79,8 @@ def _goal_skills(goal: GeneratePlan.Goal, skills: SkillSet) -> SkillSet:
 def _history(goal: GeneratePlan.Goal, config: PlannerConfig, skills: SkillSet) -> History:
     if len(goal.done) > MAX_DONE:
         raise ConfigError(f"done has {len(goal.done)} lines, more than {MAX_DONE}: send the latest")
-    if goal.failure.strip() and not goal.failed:
-        raise ConfigError("failure says why a step failed, but failed names no step: name it")
     _check_size("failure", goal.failure, config)
-    done = tuple(_plan_line(line, f"line {number} of done", skills) for number, line in enumerate(goal.done, 1))
-    return History(done, _plan_line(goal.failed, "failed", skills) if goal.failed else "", goal.failure)
-
-
-def _plan_line(line: str, where: str, skills: SkillSet) -> str:
-    """``line`` as a plan writes it. What a plan could say may be in a history, things that are gone since included."""
-    call, reason = _call(line, skills)
-    if call and _call(call, skills)[0] != call:
-        reason = "a value in it holds what plans are written with"
-    if reason:
-        raise ConfigError(f"{where}, {line[:80]!r}, is no step of a plan ({reason}): send it as the plan had it")
-    return call
-
-
-def _call(line: str, skills: SkillSet) -> tuple[str, str]:
-    """The step of a plan line as ``skill(value, value)``, and why there is none."""
-    parser = PlanParser(skills)
-    parser.feed(line)
-    parser.finish()
-    read = parser.plan(ended=True)
-    if read.rejected or len(read.steps) != 1:
-        return "", read.rejected[0].reason if read.rejected else "one line holds one step"
-    return f"{read.steps[0].skill}({', '.join(read.steps[0].values)})", ""
+    return read_history(goal.done, goal.failed, goal.failure, skills)
 
 
 def _check_size(field: str, text: str, config: PlannerConfig) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from ..decoding.accept import Rule
-from ..decoding.context import Context
 from ..decoding.contracts import Constraint, Drafter, Incompatible, PromptInput, Target, TargetInfo, check_compatible
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import DecodeStep, decode
 from ..decoding.metrics import StepMetrics, summarize
 from ..decoding.pass_cost import PassCost
+from ..decoding.prefix_cache import PrefixCache
 from ..decoding.sampling import SamplingParams
 from ..decoding.stopping import Finish, Stopping
 from ..language.plan import Plan, SkillSet
@@ -68,14 +68,14 @@ class PlanPipeline:
             )
         self.rule, self.skills, self.prompt_examples = rule, skills, prompt_examples
         self.drafter, self._target, self._tokenizer, self._budget = drafter, target, tokenizer, budget
-        self._context, self._cost = Context(), PassCost()
+        self._prefix_cache, self._cost = PrefixCache(), PassCost()
         self._past: dict[bool, tuple[float, float]] = {}  # plain or not → ms per token and tokens of the runs before
         self._closed = False
 
     @property
     def target(self) -> Target:
         """The target, for somebody else's use: the next run trusts nothing it holds and starts cold."""
-        self._context.forget()
+        self._prefix_cache.forget()
         return self._target
 
     @property
@@ -90,21 +90,14 @@ class PlanPipeline:
     def drafter_name(self) -> str:
         return self.drafter.name if self.drafter else "none"
 
-    def prompt_ids(self, request: PlanRequest) -> tuple[int, ...]:
-        """What the target reads for a request, the beginning of its answer included.
+    def asked(self, request: PlanRequest) -> tuple[tuple[int, ...], Constraint | None]:
+        """What the target reads for a request, the beginning of its answer included, and what the answer is held to.
 
         Raises:
-            ValueError: no prompt can be made of it.
+            ValueError: no prompt can be made of it, or no plan can be written with these skills in this scene.
         """
-        return self._prepare(request).ids
-
-    def constraint(self, request: PlanRequest) -> Constraint | None:
-        """What the answer to ``request`` is held to; None where it is free text.
-
-        Raises:
-            ValueError: no plan can be written with these skills in this scene.
-        """
-        return self._prepare(request).constraint
+        prepared = self._prepare(request)
+        return prepared.ids, prepared.constraint
 
     def run(
         self,
@@ -141,7 +134,7 @@ class PlanPipeline:
             self.rule,
             self._budget,
             constraint=prepared.constraint,
-            context=self._context,
+            prefix_cache=self._prefix_cache,
             cost=self._cost,
         )
         metrics: list[StepMetrics] = []
@@ -160,13 +153,13 @@ class PlanPipeline:
                         first_step_ms = (time.perf_counter() - started) * 1e3
                     on_progress(replace(progress, expected_ms=expected_ms))
         except BaseException:
-            self._context.forget()  # whatever broke may have left the target anywhere
+            self._prefix_cache.forget()  # whatever broke may have left the target anywhere
             raise
         plan = answer.plan(ended=finish in ("eos", "stop_sequence"))
         if not request.free_text and len(plan.steps) >= request.max_steps:
             plan = replace(plan, complete=False)  # the limit may have ended it, not the model
         outcome, detail = _outcome(finish, plan, limit)
-        totals = summarize(metrics, len(prepared.ids), len(answer.tokens), self._context.reused)
+        totals = summarize(metrics, len(prepared.ids), len(answer.tokens), self._prefix_cache.reused)
         if finish in ("eos", "stop_sequence", "max_tokens") and totals.time_per_output_token_ms:
             pace, length = self._past.get(request.plain, (totals.time_per_output_token_ms, totals.new_tokens))
             self._past[request.plain] = (
@@ -190,7 +183,7 @@ class PlanPipeline:
             width = max(1, min(self._budget() + 1, self.info.max_nodes, room))
             self._target.verify(DraftTree.chain(ids[-1:] * width))
         self._target.truncate(0)
-        self._context.forget()
+        self._prefix_cache.forget()
 
     def close(self) -> None:
         """Free target and drafter; may be called again."""

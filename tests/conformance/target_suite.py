@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_planner.decoding.context import CHUNK, Context
 from spec_planner.decoding.contracts import PromptInput, Target
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
+from spec_planner.decoding.prefix_cache import CHUNK, PrefixCache
 from spec_planner.decoding.sampling import SamplingParams
 from spec_planner.decoding.stopping import Stopping
 
@@ -59,17 +59,17 @@ class TargetSuite:
         first, second = (random.integers(0, 41, count).tolist() for count in (114, 115))
         second[:shared] = first[:shared]
 
-        def rows(prompt, context):
+        def rows(prompt, prefix_cache):
             asked = target, None, PromptInput(tuple(prompt)), SamplingParams(), Stopping(said), MATCHING
-            list(decode(*asked, context=context))
+            list(decode(*asked, prefix_cache=prefix_cache))
             target.truncate(len(prompt))
             return target.verify(DraftTree.root(5)).logits_row(0).copy()
 
-        cold = rows(second, Context())
-        context = Context()
-        rows(first, context)
-        warm = rows(second, context)
-        assert context.reused == min(shared, 114) // CHUNK * CHUNK
+        cold = rows(second, PrefixCache())
+        prefix_cache = PrefixCache()
+        rows(first, prefix_cache)
+        warm = rows(second, prefix_cache)
+        assert prefix_cache.reused == min(shared, 114) // CHUNK * CHUNK
         np.testing.assert_array_equal(warm, cold)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

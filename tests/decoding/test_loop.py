@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_planner.certify.enumeration import TableDrafter
-from spec_planner.decoding.context import CHUNK as PREFILL_CHUNK
 from spec_planner.decoding.contracts import ContextOverflow, DrafterRequirements, Incompatible, PromptInput
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.metrics import summarize
+from spec_planner.decoding.prefix_cache import CHUNK as PREFILL_CHUNK
 from spec_planner.decoding.sampling import NumericError, SamplingParams
 from spec_planner.decoding.stopping import Stopping
 from spec_planner.engines.table_target import TableTarget

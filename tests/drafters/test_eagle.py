@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from drafters.eagle import EagleDrafter
 from drafters.vocab_map import ABSENT
 from spec_planner.certify.enumeration import outcome_law, target_law, total_variation
-from spec_planner.decoding.context import Context
 from spec_planner.decoding.contracts import PromptInput, TargetInfo
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
+from spec_planner.decoding.prefix_cache import PrefixCache
 from spec_planner.decoding.sampling import Law, SamplingParams
 from spec_planner.decoding.stopping import Stopping
 from spec_planner.engines.table_target import TableTarget
@@ -210,11 +210,11 @@ class Grammar:
 
 
 def run(
-    target, drafter, prompt, temperature, rule="drafter-invariant", budget=6, length=40, context=None, grammar=None
+    target, drafter, prompt, temperature, rule="drafter-invariant", budget=6, length=40, prefix_cache=None, grammar=None
 ):
     steps = list(
         decode(target, drafter, PromptInput(prompt), SamplingParams(temperature, seed=5), Stopping(length), RULES[rule],
-               lambda: budget, context=context, constraint=grammar)
+               lambda: budget, prefix_cache=prefix_cache, constraint=grammar)
     )  # fmt: skip
     return [token for step in steps for token in step.tokens], steps
 
@@ -228,12 +228,12 @@ PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 320,
 def test_the_targets_tokens_stay_the_same(layout, top_k, temperature, tmp_path):
     target = tiny_target(tmp_path / "target", 8, 0.002)
     drafter = load_for(target, tmp_path / "drafter", layout, top_k)
-    plain, _ = run(target, None, PROMPT, temperature, context=Context())
-    context = Context()
+    plain, _ = run(target, None, PROMPT, temperature, prefix_cache=PrefixCache())
+    prefix_cache = PrefixCache()
     for _ in range(2):  # the second run starts from what both kept of the first
-        drafted, steps = run(target, drafter, PROMPT, temperature, context=context)
+        drafted, steps = run(target, drafter, PROMPT, temperature, prefix_cache=prefix_cache)
         assert drafted == plain
-    assert context.reused == 64
+    assert prefix_cache.reused == 64
     if layout == "eagle1":
         accepted = [step.acceptance.num_accepted for step in steps if step.acceptance]
         assert max(accepted) > 1 and min(accepted) < 6  # both the accepting and the rejecting path were taken

@@ -1,4 +1,4 @@
-"""What a target and its drafter still hold of the last prompt, so that the next one starts where they differ."""
+"""Prefix reuse: what target and drafter hold of the last prompt, so that the next one starts where they differ."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .contracts import Drafter, PromptInput, Target, TargetOutput
 CHUNK = 64  # prompt tokens per pass; an interrupt is seen between chunks
 
 
-class Context:
-    """Feeds prompts chunk by chunk and keeps the chunks that two prompts in a row share.
+class PrefixCache:
+    """Feeds prompts chunk by chunk and keeps, in the KV caches, the chunks that two prompts in a row share.
 
     Only whole chunks are kept, on a grid that starts at position 0, so every key and value stems from the same pass
     over the same rows as after a cold start: a warm start changes no bit. What was decoded after a prompt came from
@@ -40,8 +40,8 @@ class Context:
             if known < kept:
                 drafter.observe(prompt.ids[known:kept], None)
             self._follower, self._followed = drafter, list(prompt.ids[:kept])
-        self._fed = list(prompt.ids[:kept])  # before the target: should it break down, nothing is believed of it
         target.truncate(kept)
+        self._fed = list(prompt.ids[:kept])
         self.reused = kept
         return kept
 

@@ -40,10 +40,11 @@ def main() -> None:
     if options.json:
         print(json.dumps(summary))
         return
-    print(f"{'':<14}{'steps':>6}{'ms/step':>16}{'outside %':>20}{'ms/token':>18}{'tokens/pass':>18}")
+    titles = ("ms/step", "outside %", "ms/token", "tokens/pass")
+    print(f"{'':<14}{'steps':>6}" + "".join(f"{title:>22}" for title in titles))
     for name in rows:
         row = summary[name]
-        print(f"{name:<14}{row['steps']:>6}" + "".join(f"{show(row[key]):>18}" for key in _SHOWN))
+        print(f"{name:<14}{row['steps']:>6}" + "".join(f"{show(row[key]):>22}" for key in _SHOWN))
     print(f"speed-up per token {show(summary['speedup_per_token'])}  (median [min, max] over instructions)")
 
 

@@ -60,7 +60,7 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         *shared("package.xml", "launch/*.launch.py", "config/*.yaml", "config/*.txt"),
-        *shared("config/*/*.*", "config/*/NOTICE", "config/adapters/*/*"),
+        *shared("config/*/*.*", "config/*/NOTICE", "config/adapters/*/*", "config/drafters/*/*/*"),
     ],
     # Lower bounds only where a release is known to be too old. JetPack 6 is Python 3.10, where pip picks the last
     # releases that still support it (numpy 2.2, transformers 5.x for 3.10).

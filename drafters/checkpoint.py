@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 _LISTED = 8  # names an error shows before it says how many more there are
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
-KINDS = ("medusa", "eagle1", "eagle3", "dflash", "dflash2", "mtp")
+KINDS = ("medusa", "eagle1", "eagle3", "dflash", "dflash2", "mtp", "mtp-parallel", "draft-model")
 
 
 class CheckpointError(ValueError):
@@ -175,6 +175,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dflash2", (r"candidate_selector\.",)),
     ("medusa", (r"\d+\.0\.linear\.weight$",)),
     ("medusa", (r"(medusa_heads?|blocks)\.\d+\..*linear\.weight$",)),
+    ("mtp-parallel", (r"extra_heads\.\d+\.",)),
     ("mtp", (r"mtp(_layers)?\.",)),
     ("mtp", (r"(layers\.\d+\.)?eh_proj\.weight$",)),
     ("eagle3", (r"midlayer\.",)),
@@ -182,12 +183,16 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dflash", (r"hidden_norm\.weight$", r"fc\.weight$")),
     ("eagle1", (r"(fc|fusion_fc)\.weight$", r"(layers\.0|transformer)\.")),
 )
+_DECODER = re.compile(r"layers\.\d+\.(self_attn|mlp|input_layernorm|post_attention_layernorm)\.|norm\.weight$")
 
 
 def _kind_by_names(names: set[str]) -> str | None:
     for kind, patterns in _NAMES:
         if all(any(re.match(pattern, name) for name in names) for pattern in patterns):
             return kind
+    # A whole language model has an embedding besides; a distilled draft model borrows the target's.
+    if "norm.weight" in names and all(_DECODER.match(name) for name in names):
+        return "draft-model"
     return None
 
 

@@ -1,7 +1,8 @@
 """A separate, smaller language model with the target's tokenizer guesses one token after another.
 
 The classic drafter (Leviathan et al., 2211.17192; Chen et al., 2302.01318). Its network is anything that meets the
-``Target`` contract; only ``truncate`` and ``extend`` are used.
+``Target`` contract; only ``truncate`` and ``extend`` are used. One distilled from the target keeps a few layers of its
+own and borrows the target's embedding and head (``nets/draft_model_net.py``).
 
     committed   x0 … x(t−1)     in the target's KV, and in the network's up to where the last draft went wrong
     stem        x(t) …          the anchor, and what a grammar forces; fed with what the network still misses
@@ -12,9 +13,12 @@ The classic drafter (Leviathan et al., 2211.17192; Chen et al., 2302.01318). Its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, PromptInput, Target
+from numpy.typing import NDArray
+
+from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, PromptInput, Target, TargetInfo
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
@@ -22,18 +26,58 @@ from spec_planner.decoding.sampling import Law
 _FEED_AT_ONCE = 32
 
 
+class DraftNet(Protocol):
+    """As much of ``Target`` as is used here."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    def truncate(self, length: int) -> None: ...
+
+    def extend(self, prompt: PromptInput) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 class ModelDrafter:
-    """Drafts with a network of its own KV cache: a chain, or a comb of ``siblings`` alternatives per position."""
+    """Drafts with a network of its own KV cache: a chain, or a comb of ``siblings`` alternatives per position.
+
+    Args:
+        borrows: names of the weights that the target lent to ``net``; ``borrowed_bytes``: their size.
+    """
 
     name = "draft-model"
 
-    def __init__(self, net: Target, siblings: int = 1) -> None:
+    def __init__(self, net: DraftNet, siblings: int = 1, borrows: Sequence[str] = (), borrowed_bytes: int = 0) -> None:
         if siblings < 1:
             raise ValueError(f"a draft model needs at least 1 candidate per position, got {siblings}")
         self._net, self._siblings = net, siblings
-        self.requirements = DrafterRequirements(vocabulary_size=net.info.vocabulary_size, draws_trees=siblings > 1)
+        self.requirements = DrafterRequirements(
+            vocabulary_size=net.info.vocabulary_size,
+            hidden_size=net.info.hidden_size if borrows else None,
+            borrows=tuple(borrows),
+            draws_trees=siblings > 1,
+        )
+        self.borrowed_bytes = borrowed_bytes
         self._ids: list[int] = []  # the target's committed context
         self._fed: list[int] = []  # what the network's KV holds; may run astray after a rejected draft
+
+    @staticmethod
+    def load(source: Path, target: Target, siblings: int = 1) -> ModelDrafter:
+        """A draft model distilled from ``target``, stored without the embedding and head that it borrows.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be used, or was made for another target.
+        """
+        from .nets.draft_model_net import DraftModel  # here, because other networks need no torch
+
+        net = DraftModel.load(source, target)
+        return ModelDrafter(net, siblings, ("embedding", "head"), net.borrowed_bytes)
+
+    @property
+    def own_bytes(self) -> int:
+        """What the network counts as its weights and cache."""
+        return self._net.info.weight_bytes + self._net.info.kv_bytes
 
     def truncate(self, length: int) -> None:
         del self._ids[length:]
@@ -65,7 +109,7 @@ class ModelDrafter:
     def close(self) -> None:
         self._net.close()
 
-    def _follow(self, ids: list[int]):
+    def _follow(self, ids: list[int]) -> NDArray[Any]:
         """Bring the network's context to ``ids``; logits [V] after the last of them."""
         agreed = next(
             (i for i, (a, b) in enumerate(zip(self._fed, ids, strict=False)) if a != b), min(len(self._fed), len(ids))
@@ -75,6 +119,7 @@ class ModelDrafter:
         del self._fed[agreed:]
         return self._feed(ids[agreed:])
 
-    def _feed(self, ids: list[int]):
+    def _feed(self, ids: list[int]) -> NDArray[Any]:
         self._fed.extend(ids)
-        return self._net.extend(PromptInput(tuple(ids))).logits_row(0)
+        logits: NDArray[Any] = self._net.extend(PromptInput(tuple(ids))).logits_row(0)
+        return logits

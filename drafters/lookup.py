@@ -9,6 +9,7 @@ weights, no training ("prompt lookup decoding", Saxena 2023; also the n-gram dra
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,16 @@ class LookupDrafter:
         self._sizes, self._branches = range(max_ngram, min_ngram - 1, -1), branches
         self._ids: list[int] = []
         self._followers: dict[tuple[int, ...], list[int]] = {}  # n-gram → indices of what followed it, latest last
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory of the index over the committed context, now."""
+        return sum(map(sys.getsizeof, (self._ids, self._followers, *self._followers, *self._followers.values())))
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """None: there are no weights."""
+        return 0
 
     def truncate(self, length: int) -> None:
         kept = self._ids[:length]
@@ -72,13 +83,17 @@ class LookupDrafter:
                 break
         return DraftTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
 
+    def knows_well(self, stem: Sequence[int]) -> bool:
+        """The last ``max_ngram`` tokens, ``stem`` included, stood somewhere before."""
+        return tuple(self._recent(stem)[-self._sizes[0] :]) in self._followers
+
     def close(self) -> None:
         self.truncate(0)
 
     def _matches(self, stem: Sequence[int]) -> Iterator[int]:
         """Indices of what followed earlier occurrences of the last tokens, best match first, none twice."""
         seen: set[int] = set()
-        recent = [*self._ids[max(len(self._ids) - self._sizes[0], 0) :], *stem]
+        recent = self._recent(stem)
         for size in self._sizes:
             # The stem is not indexed yet, so whatever matches ended earlier.
             suffix = tuple(recent[-size:]) if size <= len(recent) else ()
@@ -86,6 +101,9 @@ class LookupDrafter:
                 if follower not in seen:
                     seen.add(follower)
                     yield follower
+
+    def _recent(self, stem: Sequence[int]) -> list[int]:
+        return [*self._ids[max(len(self._ids) - self._sizes[0], 0) :], *stem]
 
     def _copy(self, start: int, stem: Sequence[int], count: int) -> Iterator[int]:
         """``count`` tokens from index ``start``; past the stem it goes on with its own copy, so loops continue."""

@@ -30,7 +30,7 @@ from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, I
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
-from .nets.layers import module_bytes
+from .nets.layers import causal_mask, module_bytes
 from .nets.mtp_layouts import Recursion, load_mtp, load_parallel_heads
 from .nets.mtp_net import MtpNet, ParallelHeads
 from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
@@ -134,7 +134,8 @@ class MtpDrafter(_Follower):
         laws: dict[int, Law] = {node: Law.point(token) for node, token in enumerate(stem[1:])}
         node, branch = forced, list(stem)
         for step in range(forced + depth):
-            hidden, read = self._step(step, hidden, ahead[step : step + len(hidden)], start + 1 + step)
+            module = step if num_modules > 1 else 0
+            hidden, read = self._run(module, hidden, ahead[step : step + len(hidden)], start + 1 + step)
             if step < forced:
                 continue
             laws[node] = sampler.law(F.linear(read[-1], self._lent["head"]).float().cpu().numpy(), branch)
@@ -161,21 +162,20 @@ class MtpDrafter(_Follower):
         if first >= end:
             return
         hidden = torch.stack(self._states[first:end])
-        for depth, cache in enumerate(self._caches):
-            tokens = self._embed(self._ids[first + 1 + depth : end + 1 + depth])
-            hidden, _ = self._net.step(depth, hidden, tokens, first + 1 + depth, cache)
-            cache.advance(end - first)
+        for depth in range(len(self._net)):
+            hidden, _ = self._run(depth, hidden, self._ids[first + 1 + depth : end + 1 + depth], first + 1 + depth)
 
-    def _step(
-        self, step: int, hidden: torch.Tensor, tokens: Sequence[int], position: int
+    def _run(
+        self, depth: int, hidden: torch.Tensor, tokens: Sequence[int], position: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        depth = step if len(self._net) > 1 else 0
-        result = self._net.step(depth, hidden, self._embed(tokens), position, self._caches[depth])
-        self._caches[depth].advance(len(hidden))
+        """Rows behind module ``depth``'s cache, the first of which reads the token at ``position``."""
+        cache, count, device = self._caches[depth], len(tokens), self._place.device
+        embedded = F.embedding(torch.tensor(tokens, device=device), self._lent["embedding"])
+        positions = torch.arange(position, position + count, device=device)
+        mask = causal_mask(count, cache.length, device) if count > 1 else None
+        result = self._net.step(depth, hidden, embedded, positions, mask, cache)
+        cache.advance(count)
         return result
-
-    def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        return F.embedding(torch.tensor(tokens, device=self._place.device), self._lent["embedding"])
 
 
 class ParallelMtpDrafter(_Follower):

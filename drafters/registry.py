@@ -15,10 +15,12 @@ DRAFTERS = {
 CHECKPOINTS = {
     "medusa": "medusa:MedusaDrafter",
     "mtp": "mtp:MtpDrafter",
+    "mtp-parallel": "mtp:ParallelMtpDrafter",
     "eagle1": "eagle:EagleDrafter",
     "eagle3": "eagle:EagleDrafter",
     "dflash": "dflash:DFlashDrafter",
     "dflash2": "dflash2:DFlash2Drafter",
+    "draft-model": "draft_model:ModelDrafter",
 }
 
 
@@ -35,8 +37,9 @@ def load_drafter(directory: Path, target: Target, branches: int) -> Drafter:
     """The published drafter checkpoint in ``directory``, whatever its kind, for ``target``.
 
     Args:
-        branches: 1 drafts chains; more draft trees: that many candidates per node (EAGLE, MTP) or beams (DFlash 2), and
-            best-first over the positions' laws where the kind has no such number (Medusa, DFlash).
+        branches: 1 drafts chains; more draft trees: that many candidates per node (EAGLE, MTP, draft model) or beams
+            (DFlash 2), and best-first over the positions' laws where the kind has no such number (Medusa, parallel
+            MTP, DFlash).
 
     Raises:
         ValueError: (``CheckpointError``, ``Incompatible``) it cannot be used, or not with this target; one sentence.
@@ -48,12 +51,18 @@ def load_drafter(directory: Path, target: Target, branches: int) -> Drafter:
     trees: dict[str, object] = {}
     if kind in ("eagle1", "eagle3"):
         trees = {"top_k": branches}
-    elif kind == "mtp":
+    elif kind in ("mtp", "draft-model"):
         trees = {"siblings": branches}
     elif branches > 1:
         trees = {"shape": "beam", "beam_width": branches} if kind == "dflash2" else {"shape": "best-first"}
     drafter: Drafter = loaded.load(directory, target, **trees)  # type: ignore[attr-defined]
     return drafter
+
+
+def graft(model: Drafter, branches: int) -> Drafter:
+    """``model`` with one branch of prompt lookup beside it; ``branches`` above 1 drafts trees."""
+    grafted: Drafter = _class("graft:GraftedDrafter")(drafter_class("lookup")(), model, branches > 1)
+    return grafted
 
 
 def _class(place: str) -> type:

@@ -11,6 +11,7 @@ ENGINES = ("auto", "torch", "onnx")
 PRECISIONS_OF = {"torch": ("float32", "bfloat16", "float16"), "onnx": ("float32", "int8", "int4")}
 PRECISIONS = tuple(dict.fromkeys(precision for offered in PRECISIONS_OF.values() for precision in offered))
 EXACTNESS = ("tokens", "bitwise")
+DRAFT_BUDGETS = ("fixed", "measured")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -38,17 +39,32 @@ class PlannerConfig:
     )
     drafter: str = _setting(
         "lookup",
-        "Drafter: none, lookup (prompt lookup), draft-model, or the directory of a Medusa, MTP, EAGLE or DFlash "
-        "checkpoint.",
+        "Drafter: none, lookup (prompt lookup), draft-model; medusa, mtp, mtp-parallel, eagle1, eagle2, eagle3, dflash "
+        "or dflash2, where it comes with the package for this model; or the directory of such a checkpoint. lookup+ "
+        "before a drafter puts prompt lookup beside it.",
     )
-    draft_model: str = _setting("", "For drafter draft-model: its directory; empty uses the target's own first layers.")
+    draft_model: str = _setting(
+        "",
+        "For drafter draft-model: its directory; empty uses the one distilled from this model, if it comes with the "
+        "package, else the target's own first layers.",
+    )
     draft_layers: int = _setting(
         0,
-        "Layers of the target used as draft model when draft_model is empty; 0 takes five sixths of them.",
+        "Layers of the target to use as draft model when draft_model is empty; 0 leaves that to draft_model, and takes "
+        "five sixths where there is none.",
         low=0,
         high=256,
     )
-    num_draft_tokens: int = _setting(7, "Tokens drafted per verify pass; the pass scores one more.", low=1, high=63)
+    num_draft_tokens: int = _setting(
+        7, "Most tokens drafted per verify pass; the pass scores one more.", low=1, high=63
+    )
+    draft_budget: str = _setting(
+        "measured",
+        "measured: as many draft tokens, up to num_draft_tokens, as pay by what passes cost here and what was accepted "
+        "lately, and none where drafting loses; fixed: always num_draft_tokens. Exactness bitwise always fixes it, and "
+        "under a rule that keeps the law only, a seed gives the same tokens again only where it is fixed.",
+        choices=DRAFT_BUDGETS,
+    )
     draft_branches: int = _setting(
         1, "Alternatives drafted per position; 1 drafts chains, more draft trees.", low=1, high=16
     )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafters.registry import DRAFTERS, drafter_class, load_drafter
+from drafters.registry import DRAFTERS, drafter_class, graft, load_drafter
 
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
 from .decoding.contracts import Drafter, Incompatible, check_compatible
-from .decoding.draft_budget import FixedBudget
+from .decoding.draft_budget import DraftBudget, FixedBudget
 from .decoding.draft_tree import Proposal
 from .decoding.exact_rules import get_rule
+from .decoding.measured_budget import MeasuredBudget
 from .engines.decoder_config import ModelError, read_decoder_config
+from .engines.identity import target_identity
 from .engines.threads import share_the_cpu
 from .language.plan import History, Scene, SkillSet
 from .language.scene import load_scene
@@ -23,6 +26,7 @@ from .language.skills import load_skills
 from .language.tokenizer import Tokenizer
 from .pipeline.plan_pipeline import PlanPipeline
 from .pipeline.types import PlanRequest
+from .shipped_drafters import NAMED, TREES_OF, NotShipped, check_shipped, shipped_draft_model, shipped_drafter
 
 if TYPE_CHECKING:
     from .engines.onnx_target import OnnxTarget
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 _NO_HISTORY = History()
+_GRAFT = "lookup+"  # before a drafter's name: prompt lookup beside it
 _HOW_TO_INSTALL = {"torch": "install it", "onnx": "pip install onnx onnxruntime"}
 
 
@@ -47,12 +52,20 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     skills = load_skills(Path(config.skills_file) if config.skills_file else None)
     directory = model_directory(config.model, report)
     read_decoder_config(directory)  # its sentences name the file; the tokenizer's library would hide it
+    _checkpoint_of(config.drafter.removeprefix(_GRAFT), config, directory)  # before the weights are loaded
     tokenizer = Tokenizer(directory)
     report(f"loading {directory.name} ({config.precision})")
     target = _load_target(config, directory, report)
     drafter = build_drafter(config, target, report)
-    budget = FixedBudget(config.num_draft_tokens)
+    budget = build_budget(config, drafter)
     return PlanPipeline(target, drafter, tokenizer, rule, budget, skills, prompt_examples(directory))
+
+
+def build_budget(config: PlannerConfig, drafter: Drafter | None) -> DraftBudget:
+    """How long the drafts of ``drafter`` are; bits need passes of one width, so there it is fixed."""
+    if config.draft_budget == "fixed" or config.exactness == "bitwise":
+        return FixedBudget(config.num_draft_tokens)
+    return MeasuredBudget(config.num_draft_tokens, drafter is not None and drafter.requirements.draws_trees)
 
 
 def prompt_examples(directory: Path) -> bool:
@@ -114,13 +127,28 @@ def check_fits(config: PlannerConfig, rule: Rule) -> None:
 
     Raises:
         ConfigError: no such drafter, or the rule cannot judge what the drafter would draw.
+        NotShipped: a drafter of this name does not come with the package.
     """
-    if config.drafter not in ("none", *DRAFTERS) and not Path(config.drafter).expanduser().is_dir():
+    name = config.drafter.removeprefix(_GRAFT)
+    is_graft = name != config.drafter
+    if name not in ("none", *DRAFTERS, *NAMED) and not Path(name).expanduser().is_dir():
         raise ConfigError(
-            f"no drafter is called {config.drafter!r}; choose none, {', '.join(DRAFTERS)} or a checkpoint's directory"
+            f"no drafter is called {config.drafter!r}; choose none, {', '.join((*DRAFTERS, *NAMED))} or a checkpoint's "
+            f"directory, or put lookup+ before one of them"
         )
+    if is_graft and name in ("none", "lookup"):
+        raise ConfigError(f"drafter {config.drafter!r} has nothing to put prompt lookup beside: set drafter to lookup")
+    if name in NAMED:
+        check_shipped(name)
+    if name in TREES_OF and (rule.chains_only or config.exactness == "bitwise"):
+        raise ConfigError(f"drafter {name!r} draws trees and chains are wanted here: use {NAMED[name]}, its chain")
     if config.draft_branches > 1 and rule.chains_only and config.drafter != "none":
         raise ConfigError(f"rule {rule.name!r} judges chains only: set draft_branches to 1 or choose a tree rule")
+    if is_graft and rule.drafting.needs_laws:
+        raise ConfigError(
+            f"rule {rule.name!r} reads the law that a draft was drawn from, and what {config.drafter} copies was drawn "
+            f"from none: use drafter-invariant or point-mass"
+        )
     if config.drafter == "lookup" and Proposal.POINT_MASS not in rule.proposals:
         raise ConfigError(
             f"rule {rule.name!r} needs a drafter that draws from a law of its own, and lookup does not: "
@@ -198,17 +226,47 @@ def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = l
     """
     if config.drafter == "none":
         return None
+    name = config.drafter.removeprefix(_GRAFT)
+    branches = max(config.draft_branches, TREES_OF.get(name, 1))
     drafter: Drafter
-    if config.drafter == "lookup":
-        drafter = drafter_class("lookup")(branches=config.draft_branches)
-    elif config.drafter != "draft-model":
-        directory = Path(config.drafter).expanduser()
-        report(f"loading drafter {directory.name}")
-        drafter = load_drafter(directory, target, config.draft_branches)
+    if name == "lookup":
+        drafter = drafter_class("lookup")(branches=branches)
     else:
-        drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=config.draft_branches)
+        checkpoint = _checkpoint_of(name, config, model_directory(config.model))
+        if checkpoint is None:
+            drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=branches)
+        else:
+            report(f"loading drafter {checkpoint.name}")
+            drafter = load_drafter(checkpoint, target, branches)
+    if name != config.drafter:
+        drafter = graft(drafter, branches)
     check_compatible(target.info, drafter)
     return drafter
+
+
+def _checkpoint_of(name: str, config: PlannerConfig, target: Path) -> Path | None:
+    """The directory that drafter ``name`` is read from, None where it is no checkpoint.
+
+    Raises:
+        NotShipped: no such drafter comes with the package for the model in ``target``.
+    """
+    if name in NAMED:
+        return shipped_drafter(name, target_identity(target))
+    if name == "draft-model":
+        own = config.draft_model or config.draft_layers
+        return None if own else shipped_draft_model(target_identity(target))
+    return None if name in ("none", "lookup") else Path(name).expanduser()
+
+
+def drafters_for(config: PlannerConfig) -> list[str]:
+    """Names that ``drafter`` may take with the model of ``config``; EAGLE-2 is left out, as a tree of EAGLE-1."""
+    identity = target_identity(model_directory(config.model))
+    names = ["none", *DRAFTERS]
+    for name in NAMED:
+        with contextlib.suppress(NotShipped):  # not for this model
+            if name not in TREES_OF and shipped_drafter(name, identity):
+                names.append(name)
+    return names
 
 
 def _draft_net(config: PlannerConfig, target: ModelTarget, report: Report) -> ModelTarget:

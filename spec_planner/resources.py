@@ -13,9 +13,22 @@ def shared_file(relative: str) -> Path:
     Raises:
         FileNotFoundError: none of the places has it; the message lists them.
     """
-    prefixes = [sys.prefix, *filter(None, os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep))]
-    roots = [Path(__file__).resolve().parents[1], *(Path(prefix, "share", "spec_planner") for prefix in prefixes)]
+    roots = _roots()
     for root in roots:
         if (root / relative).is_file():
             return root / relative
     raise FileNotFoundError(f"{relative} was not found below {', '.join(map(str, roots))}: install the package again")
+
+
+def shared_files(pattern: str) -> list[Path]:
+    """Every file of this package that matches ``pattern`` (such as ``config/*/README.md``), sorted; maybe none."""
+    found: dict[Path, Path] = {}
+    for root in _roots():
+        for path in root.glob(pattern):
+            found.setdefault(path.relative_to(root), path)
+    return [found[relative] for relative in sorted(found)]
+
+
+def _roots() -> list[Path]:
+    prefixes = [sys.prefix, *filter(None, os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep))]
+    return [Path(__file__).resolve().parents[1], *(Path(prefix, "share", "spec_planner") for prefix in prefixes)]

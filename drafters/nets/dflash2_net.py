@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ..checkpoint import CheckpointError, read_config
 from .dflash_net import DFlashConfig, DFlashLayer, DFlashNet, fill, flatten, read_dflash_config
-from .layers import KVCache
+from .layers import KVCache, Mask
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,18 @@ class LocalMixing(nn.Module):
         self.kernel_projection = nn.Linear(hidden_size, 2 * sizes.taps * hidden_size // sizes.group, bias=False)
 
     def kernels(self, x: torch.Tensor) -> torch.Tensor:
-        """Normed rows [n, d] → coefficients [2 sides, taps, n, d]."""
-        n, d = x.shape
-        change = self.kernel_projection(x).view(n, 2, self.taps, d // self.group).permute(1, 2, 0, 3)
-        return self.base_kernel[:, :, None] + change.repeat_interleave(self.group, dim=-1)
+        """Normed rows [..., n, d] → coefficients [2 sides, taps, ..., n, d]."""
+        *rows, d = x.shape
+        change = self.kernel_projection(x).view(*rows, 2, self.taps, d // self.group).movedim((-3, -2), (0, 1))
+        base = self.base_kernel.view(2, self.taps, *[1] * len(rows), d)
+        return base + change.repeat_interleave(self.group, dim=-1)
 
     @staticmethod
     def mix(kernels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """One side's coefficients [taps, n, d] over rows [n, d]; what lies before the first row is 0."""
+        """One side's coefficients [taps, ..., n, d] over the n rows of each block; before a block's first row is 0."""
         mixed = kernels[0] * rows
-        for tap in range(1, min(len(kernels), len(rows))):
-            mixed = mixed + kernels[tap] * F.pad(rows[:-tap], (0, 0, tap, 0))
+        for tap in range(1, min(len(kernels), rows.shape[-2])):
+            mixed = mixed + kernels[tap] * F.pad(rows[..., :-tap, :], (0, 0, tap, 0))
         return mixed
 
 
@@ -81,7 +82,7 @@ class DFlash2Layer(DFlashLayer):
         self.attention_conv = LocalMixing(config.hidden_size, sizes)
         self.mlp_conv = LocalMixing(config.hidden_size, sizes)
 
-    def attention(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+    def attention(self, x: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache,
                   index: int) -> torch.Tensor:  # fmt: skip
         before, after = self.attention_conv.kernels(x)
         return LocalMixing.mix(after, super().attention(LocalMixing.mix(before, x), positions, mask, cache, index))
@@ -107,11 +108,14 @@ class PathSelector(nn.Module):
         S(a, b) is the logit of b plus the product of A[a], from ``codes``, with b's gated code.
         """
         ids = logits.topk(self.top_k, dim=-1).indices.sort(dim=-1).values
-        gated = self.hidden_projection(hidden)[:, None] * self.successor_codebook[ids]
-        return ids, gated.float()
+        return ids, self.gated(hidden, ids)
+
+    def gated(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Gated codes of token ids [..., k] at slots with hidden [..., d], float32 [..., k, rank]."""
+        return (self.hidden_projection(hidden)[..., None, :] * self.successor_codebook[ids]).float()
 
     def codes(self, ids: torch.Tensor) -> torch.Tensor:
-        """A[a] of token ids [m], float32 [m, rank]."""
+        """A[a] of token ids [...], float32 [..., rank]."""
         return self.predecessor_codebook[ids].float()
 
 

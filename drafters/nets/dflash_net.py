@@ -13,7 +13,7 @@ them. Parameters are named as published files name them. No embedding and no hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..checkpoint import CheckpointError, load_strict, read_config, read_tensors
-from .layers import Attention, KVCache, RMSNorm, SwiGLU
+from .layers import Attention, KVCache, Mask, RMSNorm, SwiGLU
 from .rope import Rope
 
 Net = TypeVar("Net", bound="DFlashNet")
@@ -154,10 +154,10 @@ class DFlashLayer(nn.Module):
         self.mlp = SwiGLU(d, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(d, epsilon), RMSNorm(d, epsilon)
 
-    def attention(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+    def attention(self, x: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache,
                   index: int) -> torch.Tensor:  # fmt: skip
-        """The attention sublayer on normed rows [n, d]."""
-        result: torch.Tensor = self.self_attn(x, positions, mask, cache, index)
+        """The attention sublayer on normed rows [n, d], or [blocks, n, d] at positions [blocks · n]."""
+        result: torch.Tensor = self.self_attn(x.flatten(0, -2), positions, mask, cache, index).view(x.shape)
         return result
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +165,7 @@ class DFlashLayer(nn.Module):
         result: torch.Tensor = self.mlp(x)
         return result
 
-    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache,
                 index: int) -> torch.Tensor:  # fmt: skip
         hidden = hidden + self.attention(self.input_layernorm(hidden), positions, mask, cache, index)
         return hidden + self.feed_forward(self.post_attention_layernorm(hidden))
@@ -189,10 +189,14 @@ class DFlashNet(nn.Module):
         config, place = self.config, self.fc.weight
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, place.dtype, place.device)
 
-    def follow(self, features: torch.Tensor, cache: KVCache) -> None:
-        """Append context rows: hidden states [n, m, d] of the next n committed tokens, layers as ``feature_layers``."""
+    def follow(self, features: torch.Tensor, cache: KVCache, positions: torch.Tensor | None = None) -> None:
+        """Append context rows: hidden states [n, m, d] of the next n committed tokens, layers as ``feature_layers``.
+
+        positions: int64 [n] of those tokens, where they are not the n that follow the cache.
+        """
         context = self.hidden_norm(self.fc(features.flatten(1)))
-        positions = torch.arange(cache.length, cache.length + len(context), device=context.device)
+        if positions is None:
+            positions = torch.arange(cache.length, cache.length + len(context), device=context.device)
         for index, layer in enumerate(self.layers):
             cache.write(index, *layer.self_attn.keys_values(context, positions))
         cache.advance(len(context))
@@ -202,14 +206,23 @@ class DFlashNet(nn.Module):
 
         ``anchor``: the row of the anchor; rows before it are tokens known without features. The cache keeps nothing.
         """
-        hidden = rows * self.config.embedding_scale
         positions = torch.arange(cache.length, cache.length + len(rows), device=rows.device)
-        masks: dict[tuple[int | None, bool], torch.Tensor | None] = {}
-        for index, layer in enumerate(self.layers):
-            kind = (self.config.windows[index], self.config.causal[index])
-            if kind not in masks:
-                masks[kind] = self._mask(positions, cache.length, anchor, *kind)
-            hidden = layer(hidden, positions, masks[kind], cache, index)
+        kinds = list(zip(self.config.windows, self.config.causal, strict=True))
+        masks = {kind: self._mask(positions, cache.length, anchor, *kind) for kind in set(kinds)}
+        return self.run_blocks(rows, positions, [masks[kind] for kind in kinds], cache)
+
+    def run_blocks(
+        self, rows: torch.Tensor, positions: torch.Tensor, masks: Sequence[Mask], cache: KVCache
+    ) -> torch.Tensor:
+        """One block of embedded rows [n, d], or many in one pass [blocks, n, d] → hidden after the norm, as shaped.
+
+        Args:
+            positions: int64 [r] of all r rows, block by block.
+            masks: per layer, bool [r, cache.length + r] where a row may look; None where it may look everywhere.
+        """
+        hidden = rows * self.config.embedding_scale
+        for index, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+            hidden = layer(hidden, positions, mask, cache, index)
         result: torch.Tensor = self.norm(hidden)
         return result
 

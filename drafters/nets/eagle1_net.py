@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import DecoderLayer, KVCache, LayerSizes
+from .layers import DecoderLayer, KVCache, LayerSizes, Mask
 from .rope import Rope
 
 
@@ -56,15 +56,18 @@ class Eagle1Net(nn.Module):
         """Target features [n, 1, d] → what rows read, [n, d]."""
         return features[:, 0]
 
-    def forward(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor,
-                cache: KVCache) -> torch.Tensor:  # fmt: skip
-        """Tokens int64 [n] and hidden [n, d] → predicted features [n, d]; n rows are added to ``cache``."""
+    def forward(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache,
+                wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+        """Tokens int64 [n] and hidden [n, d] → predicted features [n, d]; n rows are added to ``cache``.
+
+        wanted: int64 [w], the only rows that are asked; the result is [w, d] then.
+        """
         x: torch.Tensor = self.fc(torch.cat((F.embedding(ids, self.embedding), hidden), dim=-1))
         for index, layer in enumerate(self.layers):
-            x = layer(x, positions, mask, cache, index)
+            x = layer(x, positions, mask, cache, index, wanted if index == self.num_layers - 1 else None)
         cache.advance(len(ids))
         return x
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """Rows [n, d] that ``forward`` returned → logits [n, V]."""
-        return F.linear(output, self.head)
+        return F.linear(output.to(self.head.dtype), self.head)

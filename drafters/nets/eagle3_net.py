@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import DecoderLayer, KVCache, LayerSizes, RMSNorm
+from .layers import DecoderLayer, KVCache, LayerSizes, Mask, RMSNorm
 from .rope import Rope
 
 
@@ -91,13 +91,17 @@ class Eagle3Net(nn.Module):
         fused: torch.Tensor = self.fc(flat if self.input_norm is None else self.input_norm(flat))
         return fused
 
-    def forward(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor,
-                cache: KVCache) -> torch.Tensor:  # fmt: skip
-        """Tokens int64 [n] and hidden [n, d] → what is fed back, [n, d]; n rows are added to ``cache``."""
+    def forward(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache,
+                wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+        """Tokens int64 [n] and hidden [n, d] → what is fed back, [n, d]; n rows are added to ``cache``.
+
+        wanted: int64 [w], the only rows that are asked; the result is [w, d] then.
+        """
         first, *rest = self.layers
-        x: torch.Tensor = first(F.embedding(ids, self.embedding), hidden, positions, mask, cache)
+        asked: list[torch.Tensor | None] = [None] * len(rest) + [wanted]  # by layer: the last one alone may skip rows
+        x: torch.Tensor = first(F.embedding(ids, self.embedding), hidden, positions, mask, cache, asked[0])
         for index, layer in enumerate(rest, start=1):
-            x = layer(x, positions, mask, cache, index)
+            x = layer(x, positions, mask, cache, index, asked[index])
         cache.advance(len(ids))
         result: torch.Tensor = self.norm(x) if self.norm_output else x
         return result
@@ -105,7 +109,8 @@ class Eagle3Net(nn.Module):
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """Rows [n, d] that ``forward`` returned → logits [n, V_d]."""
         x = output if self.norm_output else self.norm(output)
-        return F.linear(x, self.head if self.lm_head is None else self.lm_head.weight)
+        head = self.head if self.lm_head is None else self.lm_head.weight
+        return F.linear(x.to(head.dtype), head)
 
 
 class Eagle3Layer(DecoderLayer):
@@ -117,10 +122,12 @@ class Eagle3Layer(DecoderLayer):
         self.norm_before_residual = norm_before_residual
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,  # type: ignore[override]
-                mask: torch.Tensor, cache: KVCache) -> torch.Tensor:  # fmt: skip
+                mask: Mask, cache: KVCache, wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
         normed = self.hidden_norm(hidden)
         x = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
-        return self.finish(normed if self.norm_before_residual else hidden, self.self_attn(x, positions, mask, cache))
+        residual = normed if self.norm_before_residual else hidden
+        residual = residual if wanted is None else residual[wanted]
+        return self.finish(residual, self.self_attn(x, positions, mask, cache, 0, wanted))
 
 
 def _listed_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:

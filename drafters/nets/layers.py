@@ -6,7 +6,7 @@ Shapes: n rows of a pass, d their width, h / g query / key-value heads, e head_d
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,33 @@ def tree_mask(ancestors: list[list[int]], context: int, slots: int, device: torc
     return mask.to(device)
 
 
+@dataclass(frozen=True, eq=False)
+class SparseMask:
+    """A mask for many rows of which neighbours see the same few slots, as in training.
+
+    Attention is worked out ``at_once`` rows at a time, over the slots that any of them sees.
+
+    Attributes:
+        mask: bool [n, S]; every row sees some slot.
+    """
+
+    mask: torch.Tensor
+    at_once: int
+
+    def __getitem__(self, rows: torch.Tensor) -> SparseMask:
+        return SparseMask(self.mask[rows], self.at_once)
+
+    def parts(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Rows, the slots int64 [s] they see, and their mask over these, bool [rows, s]."""
+        for start in range(0, len(self.mask), self.at_once):
+            rows = slice(start, start + self.at_once)
+            slots = self.mask[rows].any(0).nonzero()[:, 0]
+            yield rows, slots, self.mask[rows][:, slots]
+
+
+Mask = torch.Tensor | SparseMask | None  # bool [n, S], where a row may look; None: everywhere
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; parameters are named as Hugging Face names them.
 
@@ -126,22 +153,39 @@ class Attention(nn.Module):
         key = self.k_norm(key) if self.k_norm is not None else key
         return rotate(key, *self.rope.tables(positions, key.dtype)), value
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
-               mask: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask) -> torch.Tensor:
         """query [n, h, e] over keys, values [g, S, e] under bool [n, S] (None: all visible) → [n, output_size]."""
+        if isinstance(mask, SparseMask):
+            parts = [
+                self._mix(query[rows], keys.index_select(1, slots), values.index_select(1, slots), seen)
+                for rows, slots, seen in mask.parts()
+            ]
+            mixed = torch.cat(parts)
+        else:
+            mixed = self._mix(query, keys, values, mask)
+        result: torch.Tensor = self.o_proj(mixed)
+        return result
+
+    def _mix(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+             mask: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+        """As ``attend``, before the last projection: [n, h · e]."""
         n, h, e = query.shape
         group = h // self.num_kv_heads
         # Query head j · group + r reads key head j: fold r into rows, so that the cache is read as it lies.
         folded = query.view(n, -1, group, e).permute(1, 2, 0, 3).reshape(1, -1, group * n, e)
         folded_mask = None if mask is None else mask.repeat(group, 1)
         mixed = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=folded_mask)
-        result: torch.Tensor = self.o_proj(mixed.view(-1, group, n, e).permute(2, 0, 1, 3).reshape(n, h * e))
-        return result
+        return mixed.view(-1, group, n, e).permute(2, 0, 1, 3).reshape(n, h * e)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
-                layer: int = 0) -> torch.Tensor:  # fmt: skip
-        """Write the rows behind ``cache`` and attend; ``mask`` bool [n, cache.length + n]. The caller advances."""
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache, layer: int = 0,
+                wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+        """Write the rows behind ``cache`` and attend; ``mask`` bool [n, cache.length + n]. The caller advances.
+
+        Of rows outside ``wanted``, int64 [w], only keys and values are made; the result is [w, output_size] then.
+        """
         keys, values = cache.write(layer, *self.keys_values(x, positions))
+        if wanted is not None:
+            x, positions, mask = x[wanted], positions[wanted], mask if mask is None else mask[wanted]
         return self.attend(self.queries(x, positions), keys, values, mask)
 
 
@@ -212,11 +256,15 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(sizes.hidden_size, sizes.epsilon) if input_norm else None
         self.post_attention_layernorm = RMSNorm(sizes.hidden_size, sizes.epsilon)
 
-    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache,
-                layer: int = 0) -> torch.Tensor:  # fmt: skip
-        """hidden [n, d] → [n, d]; keys and values go behind ``cache``, which the caller advances."""
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache, layer: int = 0,
+                wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+        """hidden [n, d] → [n, d]; keys and values go behind ``cache``, which the caller advances.
+
+        Where nobody asks for rows outside ``wanted``, int64 [w], of those only keys and values are made.
+        """
         x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
-        return self.finish(hidden, self.self_attn(x, positions, mask, cache, layer))
+        residual = hidden if wanted is None else hidden[wanted]
+        return self.finish(residual, self.self_attn(x, positions, mask, cache, layer, wanted))
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The residual, the attention's result and the feed-forward block, summed."""

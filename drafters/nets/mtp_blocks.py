@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import Attention, KVCache, RMSNorm, SwiGLU
+from .layers import Attention, KVCache, Mask, RMSNorm, SwiGLU
 from .rope import Rope, rotate
 
 Shapes = Mapping[str, torch.Size]  # of the block's tensors, by name within the block
@@ -38,10 +38,11 @@ class Block(nn.Module):
         self.self_attn = make_attention(config, shapes, norm_offset)
         self.mlp = make_feed_forward(config, shapes)
 
-    def forward(
-        self, hidden: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: KVCache
-    ) -> torch.Tensor:
-        """hidden [n, d] → [n, d]; the rows go behind ``cache``, which the caller advances."""
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache) -> torch.Tensor:
+        """hidden [n, d] → [n, d]; the rows go behind ``cache``, which the caller advances.
+
+        Only plain attention takes a ``SparseMask``, the mask of training.
+        """
         return self.finish(hidden, self.self_attn(self.input_layernorm(hidden), positions, mask, cache))
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:

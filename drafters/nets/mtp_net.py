@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import KVCache, RMSNorm, causal_mask
+from .layers import KVCache, Mask, RMSNorm
 from .mtp_blocks import Block, Shapes
 
 
@@ -50,16 +50,16 @@ class MtpModule(nn.Module):
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
         self.block = Block(config, shapes, form.norm_offset)
 
-    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, start: int, cache: KVCache) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, mask: Mask,
+                cache: KVCache) -> torch.Tensor:  # fmt: skip
         """Row i of ``hidden`` and ``embedded`` [n, d] stands behind those in ``cache``; returns g [n, d].
 
-        ``start``: the position of row 0's token, for RoPE. The caller advances the cache, or not.
+        Args:
+            positions: int64 [n], of the rows' tokens, for RoPE.
+            mask: bool [n, cache.length + n], which rows each row sees; None: all. The caller advances the cache.
         """
         parts = (self.enorm(embedded), self.hnorm(hidden))
         x = self.eh_proj(torch.cat(parts[::-1] if self.form.hidden_first else parts, dim=-1))
-        n = len(x)
-        positions = torch.arange(start, start + n, device=x.device)
-        mask = causal_mask(n, cache.length, x.device) if n > 1 else None
         result: torch.Tensor = self.block(x, positions, mask, cache)
         return result
 
@@ -79,12 +79,11 @@ class MtpNet(nn.Module):
     def new_caches(self) -> list[KVCache]:
         return [module.block.new_cache() for module in self.modules_by_depth]
 
-    def step(
-        self, depth: int, hidden: torch.Tensor, embedded: torch.Tensor, start: int, cache: KVCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the next step gets, and what the head reads, each [n, d]."""
+    def step(self, depth: int, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor,
+             mask: Mask, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """What the next step gets, and what the head reads, each [n, d]; arguments as for ``MtpModule``."""
         module = self.modules_by_depth[depth]
-        made = module(hidden, embedded, start, cache)
+        made = module(hidden, embedded, positions, mask, cache)
         normed = module.norm(made)
         return (normed if self.form.recurse_normed else made), normed
 
@@ -107,23 +106,35 @@ class ParallelHeads(nn.Module):
     def follow(self, trunk: torch.Tensor, wanted: range, cache: KVCache) -> torch.Tensor:
         """Put ``trunk`` [n, d], what enters the target's last layer, behind the cache.
 
-        Returns [len(wanted), d], the wanted heads at the last row. Nothing else is asked, so of the other rows each
-        head needs keys and values alone.
+        Returns [len(wanted), d], the wanted heads at the last row.
         """
-        n = len(trunk)
-        positions = torch.arange(cache.length, cache.length + n, device=trunk.device)
+        positions = torch.arange(cache.length, cache.length + len(trunk), device=trunk.device)
+        last = torch.tensor([len(trunk) - 1], device=trunk.device)
+        return self(trunk, positions, last, None, wanted, cache)[:, 0]
+
+    def forward(self, trunk: torch.Tensor, positions: torch.Tensor, asked: torch.Tensor, mask: Mask,
+                wanted: range, cache: KVCache) -> torch.Tensor:  # fmt: skip
+        """Put rows ``trunk`` [n, d] at int64 [n] behind the cache, and the rows ``asked``, int64 [m], to the heads.
+
+        Of the rows that are not asked each head needs keys and values alone. ``mask`` bool [m, cache.length + n]: what
+        the asked rows see; None: all. Returns [len(wanted), m, d].
+        """
         results = []
         for k, block in enumerate(self.heads):
             attention, x = block.self_attn, block.input_layernorm(trunk)
             keys, values = cache.write(k, *attention.keys_values(x, positions))
             if k in wanted:
-                query = attention.queries(x[-1:], positions[-1:])
-                results.append(block.finish(trunk[-1:], attention.attend(query, keys, values, None))[0])
-        cache.advance(n)
-        return torch.stack(results) if results else trunk[:0]
+                query = attention.queries(x[asked], positions[asked])
+                results.append(block.finish(trunk[asked], attention.attend(query, keys, values, mask)))
+        cache.advance(len(trunk))
+        return torch.stack(results) if results else trunk.new_zeros((0, len(asked), self.hidden_size))
+
+    def normed(self, results: torch.Tensor, final_norm: torch.Tensor) -> torch.Tensor:
+        """[..., d] through the target's final norm [d]: what its head reads."""
+        wide = results.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return wide.to(results.dtype) * final_norm
 
     def logits(self, results: torch.Tensor, final_norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         """[m, d] through the target's final norm [d] and head [V, d] → [m, V]."""
-        wide = results.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return F.linear(wide.to(results.dtype) * final_norm, head)
+        return F.linear(self.normed(results, final_norm), head)

@@ -75,12 +75,12 @@ def missed_deadlines(
     }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float], digits: int = 1) -> dict[str, float]:
     """Median and quartiles."""
     if len(values) < 2:
-        return {"median": round(values[0], 1), "low": round(values[0], 1), "high": round(values[0], 1)}
+        return dict.fromkeys(("median", "low", "high"), round(values[0], digits))
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": round(middle, 1), "low": round(low, 1), "high": round(high, 1)}
+    return {"median": round(middle, digits), "low": round(low, digits), "high": round(high, digits)}
 
 
 def _burn() -> None:

@@ -44,7 +44,7 @@ def subject_for(config: PlannerConfig, drafter: Drafter | None, rule: Rule) -> S
     """
     if drafter is None:
         raise ConfigError("drafter 'none' is what the others are compared with: set drafter to lookup or draft-model")
-    shape = "chain" if config.draft_branches == 1 else "tree"
+    shape = "tree" if config.draft_branches > 1 or drafter.requirements.draws_trees else "chain"
     return Subject(f"{config.drafter}, {shape}", drafter, rule, config.num_draft_tokens)
 
 

@@ -6,11 +6,10 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
+
+from .long_run import Progress, interrupts
 
 HELP = "Train a LoRA adapter on tasks, so that a target plans well without examples in its prompt."
 EXAMPLES = """\
@@ -73,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     from ..finetune.run import Settings, finetune
 
     leads = os.environ.get("RANK", "0") == "0"
-    progress = _Progress(leads)
+    progress = Progress(leads)
     if not any(Path(options.tasks).glob("*.jsonl")):  # before the target is converted, which takes a while
         raise ValueError(f"{options.tasks} holds no *.jsonl file: write tasks with `spec-planner tasks --out DIR`")
     if options.merge and Path(options.merge).exists() and any(Path(options.merge).iterdir()):
@@ -98,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         precision=options.precision,
     )
     command = ["spec-planner", *sys.argv[1:]]
-    with _interrupts() as interrupted, contextlib.redirect_stdout(sys.stderr):
+    with interrupts() as interrupted, contextlib.redirect_stdout(sys.stderr):
         summary = finetune(settings, options.resume, progress.update, lambda: interrupted[0], command)
     progress.end()
     if summary is None:
@@ -134,58 +133,3 @@ def _shown(summary: dict) -> str:
             f"adapter and card are in {summary['out']}",
         ]
     )
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[list[bool]]:
-    """The first Ctrl-C (or SIGTERM) asks the run to save and end; the second one ends it at once."""
-    asked = [False]
-
-    def ask(number: int, frame: object) -> None:
-        if asked[0]:
-            raise KeyboardInterrupt
-        asked[0] = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Progress:
-    """One line on standard error that is rewritten on a terminal, and said every quarter minute elsewhere."""
-
-    def __init__(self, speaks: bool) -> None:
-        self._started = time.monotonic()
-        self._said, self._from = float("-inf"), 0.0
-        self._speaks, self._rewrites = speaks, sys.stderr.isatty()
-        self._waiting = ""
-
-    def say(self, line: str) -> None:
-        if self._speaks:
-            print(line, file=sys.stderr, flush=True)
-
-    def update(self, share: float, line: str) -> None:
-        if not self._speaks:
-            return
-        now = time.monotonic()
-        if share == 0 or line.startswith("continuing"):
-            self._started, self._from = now, share  # a rate is taken from this sitting's training only
-        gained = share - self._from
-        left = f", {_duration((now - self._started) * (1 - share) / gained)} left" if gained > 0 and share < 1 else ""
-        text = f"{share:4.0%}  {line}{left}"
-        if self._rewrites:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif share in (0, 1) or now - self._said >= 15:
-            self.say(text)
-            self._said = now
-
-    def end(self) -> None:
-        if self._rewrites and self._speaks:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -19,6 +19,7 @@ VERBS = {
     "bench": "bench",
     "finetune": "finetune",
     "tasks": "tasks",
+    "train": "train",
 }
 EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 

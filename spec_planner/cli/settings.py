@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 # flag, setting, type, metavar, help; what is not given falls to the YAML file, then to the config's default
 _FLAGS: tuple[tuple[str, str, type, str, str], ...] = (
     ("--model", "model", str, "DIR", "target: a local Hugging Face model directory, or 'default'"),
-    ("--drafter", "drafter", str, "NAME", "none, lookup (prompt lookup), draft-model, or a checkpoint directory"),
+    ("--drafter", "drafter", str, "NAME", "none, lookup, draft-model, eagle3 and the like, or a checkpoint directory"),
     (
         "--draft-model",
         "draft_model",
         str,
         "DIR",
-        "for --drafter draft-model: its directory; without it, the target's own first layers",
+        "for --drafter draft-model: its directory; without it, what comes with the package",
     ),
-    ("--num-draft-tokens", "num_draft_tokens", int, "K", "tokens drafted per verify pass"),
+    ("--num-draft-tokens", "num_draft_tokens", int, "K", "most tokens drafted per verify pass"),
+    ("--draft-budget", "draft_budget", str, "B", "measured (as many as pay), or fixed (always K)"),
     ("--draft-branches", "draft_branches", int, "B", "alternatives drafted per position; 1 drafts chains"),
     ("--rule", "rule", str, "R", "acceptance rule; drafter-invariant keeps the very tokens of plain decoding"),
     ("--exactness", "exactness", str, "E", "tokens, or bitwise: one pass width, logits equal to the last bit"),

@@ -19,6 +19,7 @@ from .contracts import (
     TargetOutput,
     check_compatible,
 )
+from .draft_budget import Cycle, DraftBudget
 from .draft_sampler import RunDraftSampler
 from .draft_tree import DraftTree
 from .exact_rules import RULES
@@ -54,7 +55,7 @@ def decode(
     sampling: SamplingParams,
     stopping: Stopping,
     rule: Rule,
-    budget: Callable[[], int] = lambda: 0,
+    budget: DraftBudget | Callable[[], int] = lambda: 0,
     clock: Clock = time.perf_counter,
     random: RandomSource | None = None,
     constraint: Constraint | None = None,
@@ -65,8 +66,8 @@ def decode(
 
     Args:
         drafter: None for plain decoding, which is this same loop over one-node trees.
-        budget: asked once per cycle for a number of draft tokens, before drafting: an answer that depended on the
-            draft it governs would bias the output.
+        budget: decides, before each cycle's draft and from past cycles only, how many tokens it may have; or a function
+            that is asked for the number.
         clock: monotonic seconds, for the metrics.
         random: the run's randomness; by default the stream of ``sampling.seed``.
         constraint: which tokens may come next (a grammar, an action vocabulary). It is part of p at every node, so
@@ -104,7 +105,7 @@ class _Run:
         sampling: SamplingParams,
         stopping: Stopping,
         rule: Rule,
-        budget: Callable[[], int],
+        budget: DraftBudget | Callable[[], int],
         clock: Clock,
         random: RandomSource,
         constraint: Constraint | None,
@@ -164,7 +165,7 @@ class _Run:
 
     def _cycle(self) -> DecodeStep:
         lap = _Stopwatch(self.clock)
-        tree = self._draft()
+        tree, forced, asked = self._draft()
         draft_ms = lap()
         output = self.target.verify(tree)
         verify_ms = lap()
@@ -177,25 +178,40 @@ class _Run:
         if self.drafter:
             self.drafter.observe(committed, output.features(acceptance.path))
         draft_ms += lap()
+        if self.drafter and isinstance(self.budget, DraftBudget):
+            self.budget.learn(
+                Cycle(
+                    forced,
+                    asked,
+                    drafted=tree.num_draft_tokens - forced,
+                    accepted=acceptance.num_accepted,
+                    whole=acceptance.kind == "bonus",
+                    draft_s=draft_ms / 1e3,
+                    pass_s=(verify_ms + accept_ms + commit_ms) / 1e3,
+                )
+            )
         tokens, finish = self.stopping.cut((*committed[1:], acceptance.next_token), len(self.said))
         step = self._emit(tokens, acceptance, finish, tree, (draft_ms, verify_ms, accept_ms, commit_ms), lap)
         self.anchor, self.position = acceptance.next_token, self.position + len(committed)
         return step
 
-    def _draft(self) -> DraftTree:
+    def _draft(self) -> tuple[DraftTree, int, int]:
+        """The tree, how many tokens of it are forced, and how many more the drafter was asked for."""
         # The last token of a cycle is the target's own, so a draft longer than what is left but one is waste.
-        limit = min(self._room() - 1, self.target.info.max_nodes - 1)
-        limit = min(limit, self.budget()) if self.drafter else 0
+        limit = min(self._room() - 1, self.target.info.max_nodes - 1) if self.drafter else 0
+        if self.drafter is None or limit < 1:
+            return DraftTree.root(self.anchor), 0, 0
+        forced = self.constraint.forced(self.said)[:limit] if self.constraint else ()
+        budget = self.budget
+        limit = budget.choose(len(forced), limit) if isinstance(budget, DraftBudget) else min(limit, budget())
         while limit > 0 and self.cost.of(limit + 1) > self.stopping.time_left():
             limit //= 2  # a narrower pass may still end in time
-        if self.drafter is None or limit < 1:
-            return DraftTree.root(self.anchor)
-        forced = self.constraint.forced(self.said)[:limit] if self.constraint else ()
-        stem = (self.anchor, *forced)
-        if len(forced) == limit:
-            return self.sampler.tree(stem, range(-1, limit), [*map(Law.point, forced), None])
+        forced = forced[:limit]
+        stem, asked = (self.anchor, *forced), limit - len(forced)
+        if asked == 0:
+            return self.sampler.tree(stem, range(-1, limit), [*map(Law.point, forced), None]), limit, 0
         self.sampler.anchor_position, self.sampler.said = self.position, self.said[:-1]
-        return self.drafter.draft(stem, limit - len(forced), self.sampler)
+        return self.drafter.draft(stem, asked, self.sampler), len(forced), asked
 
     def _room(self) -> int:
         """Tokens this cycle may still emit. The anchor takes one slot of the context, each draft token another."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
 
 _REMEMBERED = 5
 
@@ -39,3 +43,35 @@ class PassCost:
         for seconds in self._seconds.values():
             for index, value in enumerate(seconds):
                 seconds[index] = value / 2
+
+
+class CostCurve:
+    """Seconds by size: the median of the last few measurements at each size, and straight lines in between.
+
+    A smaller size costs at most what a larger one was measured to cost: a slow measurement that is never repeated,
+    because it made its size unattractive, is overruled by faster ones at its larger neighbours.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._sizes = self._costs = np.zeros(0)
+
+    def observe(self, size: int, seconds: float) -> None:
+        self._seconds.setdefault(size, deque(maxlen=_REMEMBERED)).append(seconds)
+        sizes = sorted(self._seconds)
+        medians = [median(self._seconds[known]) for known in sizes]
+        self._sizes = np.array(sizes, dtype=np.float64)
+        self._costs = np.minimum.accumulate(medians[::-1])[::-1]
+
+    def knows(self, size: int) -> bool:
+        return size in self._seconds
+
+    def at(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Expected seconds at ``sizes`` [n], 0 while nothing is known.
+
+        Beyond the sizes measured it is what the nearest one costs: too little is found out by trying, too much never.
+        """
+        if not len(self._sizes):
+            return np.zeros(len(sizes))
+        seconds: NDArray[np.float64] = np.interp(sizes, self._sizes, self._costs)
+        return seconds

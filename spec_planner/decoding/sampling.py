@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_BLOCK = 64  # logits whose peak is taken first, where few of many are wanted
 
 
 @dataclass(frozen=True)
@@ -76,25 +79,38 @@ class Law:
         Raises:
             NumericError: a logit is NaN or +inf, or no token is allowed.
         """
-        values = np.asarray(logits, dtype=np.float64)
-        if allowed is not None:
-            values = np.where(allowed, values, -np.inf)
-        highest = values.max()
-        if not np.isfinite(highest):
-            reason = "no token is allowed" if highest == -np.inf else "a logit is NaN or +inf"
+        # Arithmetic is in float64, on the tokens that can come out only: comparing needs no wider type.
+        values = np.asarray(logits)
+        allowed_ids = None if allowed is None else np.flatnonzero(allowed)
+        if allowed_ids is not None:
+            values = values[allowed_ids]
+        best = int(values.argmax()) if len(values) else -1
+        highest = float(values[best]) if len(values) else -math.inf
+        if not math.isfinite(highest):  # the first NaN counts as the highest
+            reason = "no token is allowed" if highest == -math.inf else "a logit is NaN or +inf"
             raise NumericError(f"the logits define no law: {reason}")
         if sampling.greedy:
-            return Law.point(int(values.argmax()))
-        ids = np.arange(len(values)) if sampling.top_k == 0 else _top_k(values, sampling.top_k)
+            return Law.point(best if allowed_ids is None else int(allowed_ids[best]))
+        ids: NDArray[np.int64]
+        if 0 < sampling.top_k < len(values):
+            kept = _top_k(values, sampling.top_k)
+            values, ids = values[kept], kept if allowed_ids is None else allowed_ids[kept]
+        else:
+            ids = np.arange(len(values)) if allowed_ids is None else allowed_ids
+        weights = values.astype(np.float64)
         # (x − max) / T, not x / T − max / T: no overflow however small the temperature.
-        weights = np.exp((values[ids] - highest) / sampling.temperature)
+        weights -= highest
+        if sampling.temperature != 1.0:
+            weights /= sampling.temperature
+        np.exp(weights, out=weights)
         if sampling.top_p < 1.0:
-            kept = _top_p(values[ids], weights, sampling.top_p)
+            kept = _top_p(values, weights, sampling.top_p)
             ids, weights = ids[kept], weights[kept]
         support = weights > 0
         if not support.all():
             ids, weights = ids[support], weights[support]
-        return Law(ids, weights / weights.sum())
+        weights /= weights.sum()
+        return Law(ids, weights)
 
     def probability(self, token: int) -> float:
         index = int(np.searchsorted(self.ids, token))
@@ -128,17 +144,22 @@ class Law:
         return Law(self.ids[kept], self.probabilities[kept] / total) if total > 0 else None
 
 
-def _top_k(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
-    """Ids of the k highest values, ascending; a tie at the edge goes to the lowest ids."""
-    if k >= len(values):
-        return np.arange(len(values))
-    threshold = np.partition(values, -k)[-k]
-    above = np.flatnonzero(values > threshold)
-    ties = np.flatnonzero(values == threshold)[: k - len(above)]
+def _top_k(values: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Ids of the k < m highest of ``values`` [m], ascending; a tie at the edge goes to the lowest ids."""
+    blocks = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    if k < len(blocks):
+        # The k blocks with the highest peaks hold k values of at least the lowest of these peaks: look no lower.
+        candidates = np.flatnonzero(values >= np.partition(blocks.max(axis=1), -k)[-k])
+    else:
+        candidates = np.arange(len(values))
+    high = values[candidates]
+    threshold = np.partition(high, -k)[-k]
+    above = candidates[high > threshold]
+    ties = candidates[high == threshold][: k - len(above)]
     return np.sort(np.concatenate((above, ties)))
 
 
-def _top_p(values: NDArray[np.float64], weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+def _top_p(values: NDArray[Any], weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Indices, ascending, of the fewest heaviest entries whose share reaches ``top_p``; ties by lowest index.
 
     Ordered by the logits, since two that differ by next to nothing may have the same weight.

@@ -16,14 +16,13 @@ from typing import Any
 import peft
 import torch
 import torch.nn.functional as F
-import transformers
 from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import Tensor, nn
 
-from ..engines.decoder_config import ModelError, read_decoder_config
+from ..learning.forest_attention import ATTENTION, Forest
+from ..learning.packed_target import load_packed
+from ..learning.packing import Pack
 from ..quiet import quiet_transformers
-from .forest_attention import ATTENTION, Forest, forest_attention
-from .packing import Pack
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -37,16 +36,7 @@ class AdaptedModel:
         Raises:
             ModelError: the directory holds no model of a supported family.
         """
-        read_decoder_config(directory)  # its sentences name the file
-        transformers.AttentionInterface.register(ATTENTION, forest_attention)
-        with quiet_transformers():
-            try:
-                base = transformers.AutoModelForCausalLM.from_pretrained(
-                    str(directory), dtype=dtype, attn_implementation=ATTENTION, local_files_only=True
-                )
-            except (OSError, ValueError) as error:
-                first = str(error).strip().splitlines()[0]
-                raise ModelError(f"{directory} cannot be loaded ({first}): copy the model directory again") from error
+        base = load_packed(directory, dtype)
         config = peft.LoraConfig(
             task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules=list(LINEARS)
         )
@@ -191,27 +181,3 @@ class _RmsNormFunction(torch.autograd.Function):
         grad_normal = grad * weight
         along = (grad_normal * normal).mean(-1, keepdim=True, dtype=torch.float32)
         return torch.addcmul(grad_normal, normal, along.neg_().to(normal.dtype)).mul_(scale), None, None
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto``: the GPU of this process where there is one, else the CPU.
-
-    Raises:
-        ValueError: a GPU is asked for and there is none.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError("no CUDA device is usable by this torch: leave --device out, or use --device cpu")
-    return torch.device(name)
-
-
-def choose_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, else float32."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
-    except OSError:
-        return torch.float32
-    return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & set(flags) else torch.float32

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..learning.corpus import Encoder
+from ..learning.files import write_whole
+from ..learning.packing import Example, make_pack
 from .adapted_model import AdaptedModel
-from .corpus import Encoder
 from .general_text import PROMPTS, PROSE
-from .packing import Example, make_pack
 
 FILE = "general.json"
 ANSWER_TOKENS, TEMPERATURE = 96, 0.8
@@ -26,9 +26,8 @@ def general_examples(model: AdaptedModel, encoder: Encoder, out: Path, seed: int
     if not path.is_file():
         prompts = [encoder.encode_chat(prompt) for prompt in PROMPTS]
         answers = model.sample(prompts, ANSWER_TOKENS, TEMPERATURE, seed)
-        scratch = out / f".{FILE}.{os.getpid()}"
-        scratch.write_text(json.dumps([[list(p), a] for p, a in zip(prompts, answers, strict=True)]), encoding="utf-8")
-        os.replace(scratch, path)
+        text = json.dumps([[list(p), a] for p, a in zip(prompts, answers, strict=True)])
+        write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
     pairs = json.loads(path.read_text(encoding="utf-8"))
     return [Example(np.array([*prompt, *answer], np.int32), len(prompt)) for prompt, answer in pairs]
 

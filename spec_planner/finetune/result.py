@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from ..engines.adapter import CONFIG, WEIGHTS
+from ..learning.corpus import Corpus
 from .adapted_model import AdaptedModel
-from .corpus import Corpus
 
 CARD = "README.md"
 

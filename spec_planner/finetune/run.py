@@ -12,15 +12,19 @@ from typing import Any
 import torch
 
 from ..language.tokenizer import Tokenizer
+from ..learning.corpus import Encoder, read_corpus
+from ..learning.devices import choose_device, choose_dtype
+from ..learning.distributed import Group
+from ..learning.files import RunError
+from ..learning.run_state import FILE, Progress
+from ..learning.schedule import Schedule
+from ..learning.trainer import Saving, Trainer
 from ..tasks.task import TRAIN, VALIDATION
-from .adapted_model import AdaptedModel, choose_device, choose_dtype
-from .corpus import Encoder, read_corpus
-from .distributed import Group
+from .adapted_model import AdaptedModel
 from .general import general_examples, perplexity
+from .learner import PlanLearner
 from .result import round_adapter, write_adapter, write_card
-from .run_state import FILE, Progress, RunError
 from .stream import Mix, PackStream, validation_packs
-from .trainer import Evaluation, Saving, Schedule, Trainer
 
 Report = Callable[[float, str], None]
 
@@ -120,7 +124,7 @@ def finetune(
             "dtype": str(dtype).removeprefix("torch."),
         }
         trainer = Trainer(
-            model,
+            PlanLearner(model),
             stream,
             validation,
             schedule,
@@ -173,13 +177,13 @@ def _summary(
     }
 
 
-def _numbers(progress: Progress, final: Evaluation, before: float, after: float) -> dict[str, tuple[str, str]]:
+def _numbers(progress: Progress, final: dict[str, Any], before: float, after: float) -> dict[str, tuple[str, str]]:
     """Title → before and after."""
     numbers = {"perplexity of general prose": (f"{before:.2f}", f"{after:.2f}")}
     if progress.evaluations:
         first = progress.evaluations[0]
-        numbers["validation loss"] = (f"{first['validation_loss']:.4f}", f"{final.loss:.4f}")
-        numbers["validation plans exact"] = (f"{first['exact']:.1%}", f"{final.exact:.1%}")
+        numbers["validation loss"] = (f"{first['validation_loss']:.4f}", f"{final['validation_loss']:.4f}")
+        numbers["validation plans exact"] = (f"{first['exact']:.1%}", f"{final['exact']:.1%}")
     return numbers
 
 

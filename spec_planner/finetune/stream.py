@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..language.plan import SkillSet
-from .corpus import Encoder, Lesson, vary_skills
-from .packing import SHORTEST_SHARED, Example, Pack, fill, make_pack, shared_length
+from ..language.plan import Skill, SkillSet
+from ..learning.corpus import Encoder, Lesson
+from ..learning.packing import Example, Pack, draw_packs, families, fill, make_pack
 
-FAMILY = 4  # at most so many tasks of one scene stand in one pack: more save little and make a step one-sided
+DROP_SHARE = 1 / 3  # of varied skill lists: half of the skills that no plan needs are left out
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class PackStream:
         self._lessons, self._skills, self._encoder, self._mix, self._seed = lessons, skills, encoder, mix, seed
         self._general = general
         self.examples = [encoder.encode(lesson, skills[lesson.domain]) for lesson in lessons]
-        self._families = _families(self.examples, [lesson.domain for lesson in lessons])
+        self._families = families(self.examples, [lesson.domain for lesson in lessons])
         self._epoch, self._plans = -1, list[_Plan]()
 
     def packs_in_epoch(self, epoch: int) -> int:
@@ -77,15 +78,7 @@ class PackStream:
 
     def _make_plan(self, epoch: int) -> list[_Plan]:
         rng = random.Random(f"{self._seed}/{epoch}")
-        packs: list[tuple[int, ...]] = []
-        for families in self._families.values():
-            chunks = []
-            for family in families:
-                members = rng.sample(family, len(family))
-                chunks += [members[i : i + FAMILY] for i in range(0, len(members), FAMILY)]
-            rng.shuffle(chunks)
-            packs += [tuple(pack) for pack in fill(self.examples, chunks, self._mix.pack_tokens)]
-        rng.shuffle(packs)
+        packs = [tuple(pack) for pack in draw_packs(self.examples, self._families, self._mix.pack_tokens, rng)]
         if self._general and self._mix.general_share > 0:
             every = max(1, round(1 / self._mix.general_share) - 1)
             for position in range(len(packs) // every, 0, -1):
@@ -112,18 +105,13 @@ def validation_packs(examples: Sequence[Example], pack_tokens: int, most: int) -
     ]
 
 
-def _families(examples: Sequence[Example], domains: Sequence[str]) -> dict[str, list[list[int]]]:
-    """Per domain, tasks whose prompts agree beyond what all of the domain share: those of one scene."""
-    found: dict[str, list[list[int]]] = {}
-    for domain in sorted(set(domains)):
-        order = [i for i, name in enumerate(domains) if name == domain]
-        order.sort(key=lambda i: tuple(examples[i].ids.tolist()))
-        common = shared_length(examples[order[0]].ids, examples[order[-1]].ids)
-        families = [[order[0]]]
-        for before, i in zip(order, order[1:], strict=False):
-            if shared_length(examples[before].ids, examples[i].ids) >= common + 2 * SHORTEST_SHARED:
-                families[-1].append(i)
-            else:
-                families.append([i])
-        found[domain] = families
-    return found
+def vary_skills(skills: SkillSet, needed: Iterable[str], rng: random.Random) -> SkillSet:
+    """The skills in another order and, in a third of the cases, without half of those that are not needed."""
+    needed = set(needed)
+    chosen: list[Skill] = list(skills)
+    if rng.random() < DROP_SHARE:
+        spare = [skill for skill in chosen if skill.name not in needed]
+        dropped = {skill.name for skill in rng.sample(spare, len(spare) // 2)}
+        chosen = [skill for skill in chosen if skill.name not in dropped]
+    rng.shuffle(chosen)
+    return dataclasses.replace(skills, skills=tuple(chosen))

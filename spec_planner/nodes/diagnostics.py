@@ -124,6 +124,7 @@ class PlannerDiagnostics:
             ("precision", info.precision),
             ("device", info.device),
             ("drafter", self._pipeline.drafter_name),
+            ("drafting", self._pipeline.drafting),
             ("fallback", "none" if drafting else "plain decoding: no drafter is set"),
             ("rule", rule.name),
             ("exact", str(rule.exact).lower()),

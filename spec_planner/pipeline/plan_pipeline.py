@@ -10,6 +10,7 @@ from typing import cast
 
 from ..decoding.accept import Rule
 from ..decoding.contracts import Constraint, Drafter, Incompatible, PromptInput, Target, TargetInfo, check_compatible
+from ..decoding.draft_budget import DraftBudget, FixedBudget
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import DecodeStep, decode
 from ..decoding.metrics import StepMetrics, summarize
@@ -48,13 +49,14 @@ class PlanPipeline:
         drafter: Drafter | None,
         tokenizer: Tokenizer,
         rule: Rule,
-        budget: Callable[[], int],
+        budget: DraftBudget,
         skills: SkillSet,
         prompt_examples: bool = True,
     ) -> None:
-        """``budget``: draft tokens for the next cycle, as in ``decode``. The pipeline owns target and drafter.
+        """The pipeline owns target and drafter.
 
         Args:
+            budget: as in ``decode``; what it learns in one run, the next begins with.
             prompt_examples: show the target a few plans first; not for one that was fine-tuned to plan.
 
         Raises:
@@ -89,6 +91,11 @@ class PlanPipeline:
     @property
     def drafter_name(self) -> str:
         return self.drafter.name if self.drafter else "none"
+
+    @property
+    def drafting(self) -> str:
+        """How long drafts are now, for people."""
+        return self._budget.describe() if self.drafter else "off"
 
     def asked(self, request: PlanRequest) -> tuple[tuple[int, ...], Constraint | None]:
         """What the target reads for a request, the beginning of its answer included, and what the answer is held to.
@@ -171,19 +178,31 @@ class PlanPipeline:
         )
 
     def warm_up(self) -> None:
-        """Run the passes a request will run once, so that the first request does not pay for lazy initialisation."""
+        """Run the passes a request will run, so that the first request neither pays for lazy initialisation nor has to
+        find out what passes cost.
+        """
         request = PlanRequest("Bring the cup.", SamplingParams(), _WARM_UP_TOKENS)
         ids = self._prepare(request).ids  # makes the grammar's own view of the tokenizer too
-        settings = SamplingParams(), Stopping(_WARM_UP_TOKENS), self.rule, self._budget
+        settings = SamplingParams(), Stopping(_WARM_UP_TOKENS), self.rule, FixedBudget(self._budget.most)
         for drafter in (None, self.drafter):
             for _ in decode(self._target, drafter, PromptInput(ids), *settings, cost=self._cost):
                 pass
-        if self.drafter:  # the drafter may have had no idea: run the widest pass whatever it said
-            room = self.info.context_length - self._target.committed_length
-            width = max(1, min(self._budget() + 1, self.info.max_nodes, room))
-            self._target.verify(DraftTree.chain(ids[-1:] * width))
+        if self.drafter:  # which may have had no idea
+            self._time_passes(ids[-1])
         self._target.truncate(0)
         self._prefix_cache.forget()
+
+    def _time_passes(self, token: int) -> None:
+        """One pass of each width up to the widest that drafts need: 1, 2, 4, 8, …"""
+        room = self.info.context_length - self._target.committed_length
+        widest = max(1, min(self._budget.most + 1, self.info.max_nodes, room))
+        for width in sorted({widest, *(2**k for k in range(widest.bit_length()))}):
+            for _ in range(2):  # the first of a kind may be slow
+                started = time.perf_counter()
+                self._target.verify(DraftTree.chain([token] * width))
+                seconds = time.perf_counter() - started
+            self._cost.observe(width, seconds)
+            self._budget.time_pass(width, seconds)
 
     def close(self) -> None:
         """Free target and drafter; may be called again."""

@@ -72,7 +72,7 @@ class DrafterSuite:
             *range(-1, ahead_of)
         ]
         assert tree.num_draft_tokens <= ahead_of + budget
-        if drafter.name != "lookup":  # which indexes what is committed, so a stem is no source for its copies
+        if "lookup" not in drafter.name:  # which indexes what is committed, so a stem is no source for its copies
             assert tree.tokens[ahead_of:].tolist() == expected.tokens.tolist()
             assert (tree.parents[len(stem) :] - ahead_of).tolist() == expected.parents[1:].tolist()
 

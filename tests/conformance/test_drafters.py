@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafters.draft_model import ModelDrafter
+from drafters.graft import GraftedDrafter
 from drafters.lookup import LookupDrafter
 from drafters.registry import DRAFTERS
 from spec_planner.engines.table_target import TableTarget
@@ -15,11 +16,14 @@ from .drafter_suite import VOCABULARY, DrafterSuite
 MAKERS = {
     "lookup": lambda branches: LookupDrafter(min_ngram=1, branches=branches),
     "draft-model": lambda siblings: ModelDrafter(TableTarget(logits_of(2, 1.0, VOCABULARY), VOCABULARY), siblings),
+    "lookup+draft-model": lambda branches: GraftedDrafter(
+        MAKERS["lookup"](branches), MAKERS["draft-model"](branches), trees=branches > 1
+    ),
 }
 
 
 def test_every_registered_drafter_is_in_the_suite():
-    assert set(MAKERS) == set(DRAFTERS)
+    assert set(MAKERS) == {*DRAFTERS, "lookup+draft-model"}
 
 
 @pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
-from spec_planner.decoding.pass_cost import PassCost
+from spec_planner.decoding.pass_cost import CostCurve, PassCost
 from spec_planner.decoding.sampling import SamplingParams
 from spec_planner.decoding.stopping import Stopping
 
@@ -27,6 +28,21 @@ def test_costs_by_width():
     for _ in range(5):  # always slow is
         cost.observe(4, 9.0)
     assert cost.of(4) == pytest.approx(9.0)
+
+
+def test_a_curve_goes_through_medians_and_never_falls():
+    curve = CostCurve()
+    sizes = np.array([0.0, 1.0, 2.0, 4.0, 8.0, 100.0])
+    assert not curve.at(sizes).any() and not curve.knows(4)
+    for seconds in (0.4, 9.0, 0.4):  # one slow pass is no cost
+        curve.observe(4, seconds)
+    curve.observe(1, 0.1)
+    assert curve.knows(4) and curve.at(sizes) == pytest.approx([0.1, 0.1, 0.2, 0.4, 0.4, 0.4])
+    curve.observe(8, 0.3)  # a wider pass was faster, so the narrower ones were measured at a slow moment
+    assert curve.at(sizes) == pytest.approx([0.1, 0.1, 0.1 + 0.2 / 3, 0.3, 0.3, 0.3])
+    for _ in range(5):
+        curve.observe(8, 0.9)
+    assert curve.at(sizes) == pytest.approx([0.1, 0.1, 0.2, 0.4, 0.9, 0.9])
 
 
 class Clock:

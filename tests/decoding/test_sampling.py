@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_planner.decoding.sampling import Law, NumericError, SamplingParams
@@ -85,3 +85,45 @@ def test_excess_and_overlap_split_a_law(a, b):
     assert p.excess(q).sum() == pytest.approx(1 - overlap, abs=1e-12)
     rest = p.without(int(p.ids[0]))
     assert rest is None if len(p.ids) == 1 else rest.probability(int(p.ids[0])) == 0.0
+
+
+def by_definition(row, sampling, allowed):
+    """p as docs and docstrings say it, over the whole vocabulary in float64, with no short cut."""
+    values = np.where(allowed, row.astype(np.float64), -np.inf)
+    if sampling.greedy:
+        return [int(values.argmax())], np.ones(1)
+    order = np.argsort(-values, kind="stable")  # ties to the lowest ids
+    kept = np.sort(order[: sampling.top_k or len(values)])
+    weights = np.exp((values[kept] - values.max()) / sampling.temperature)
+    if sampling.top_p < 1:
+        order = np.argsort(-values[kept], kind="stable")
+        shares = np.cumsum(weights[order])
+        best = np.sort(order[: int(np.searchsorted(shares, sampling.top_p * shares[-1])) + 1])
+        kept, weights = kept[best], weights[best]
+    kept, weights = kept[weights > 0], weights[weights > 0]
+    return kept.tolist(), weights / weights.sum()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 9999), params(), st.sampled_from([1, 7, 64, 129, 3000]), st.sampled_from([0.0, 0.02, 0.6, 1.0]),
+    st.booleans(),
+)  # fmt: skip
+def test_short_cuts_change_no_bit(seed, sampling, size, share, rounded):
+    generator = np.random.default_rng(seed)
+    row = (3 * generator.standard_normal(size)).astype(np.float32)
+    row = np.round(row) if rounded else row  # many ties
+    row[generator.random(size) < 0.1] = -np.inf
+    allowed = generator.random(size) < share
+    allowed[seed % size], row[seed % size] = True, 0.5
+    for mask in (None, allowed):
+        law = Law.from_logits(row, sampling, mask)
+        ids, probabilities = by_definition(row, sampling, np.ones(size, bool) if mask is None else mask)
+        assert law.ids.tolist() == ids and law.probabilities.tobytes() == probabilities.tobytes()
+    row[(seed + 1) % size] = np.nan  # matters only where it is allowed
+    if size > 1 and not allowed[(seed + 1) % size]:
+        assert Law.from_logits(row, sampling, allowed).ids.tolist() == ids
+    with pytest.raises(NumericError, match="NaN"):
+        Law.from_logits(row, sampling)
+    with pytest.raises(NumericError, match="no token is allowed"):
+        Law.from_logits(row, sampling, np.zeros(size, bool))

@@ -137,6 +137,8 @@ def test_eagle_layouts_are_told_apart(layout, tmp_path):
         ("mtp", {"num_nextn_predict_layers": 1}, ("model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight")),
         ("mtp", {"architectures": ["MiMoForCausalLM"]}, ("model.mtp_layers.0.input_proj.weight",)),
         ("mtp", {"speculators_model_type": "mtp"}, ("anything",)),
+        ("mtp-parallel", {"model_type": "llama"}, ("extra_heads.0.attention.wq.weight", "norm.weight")),
+        ("draft-model", {"model_type": "llama"}, ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")),
     ],
 )  # fmt: skip
 def test_kinds_are_told_apart(kind, config, names, tmp_path):
@@ -146,6 +148,9 @@ def test_kinds_are_told_apart(kind, config, names, tmp_path):
 def test_unknown_and_unsupported_kinds_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no drafter kind known here.*GPT2"):
         detect(write(tmp_path / "a", {"architectures": ["GPT2"]}, "wte.weight"))
+    with pytest.raises(CheckpointError, match="no drafter kind known here.*LlamaForCausalLM"):  # a whole model
+        names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
+        detect(write(tmp_path / "whole", {"architectures": ["LlamaForCausalLM"]}, *names))
     with pytest.raises(CheckpointError, match="DSpark"):
         detect(write(tmp_path / "b", {}, "markov_head.markov_w1.weight", "fc.weight", "hidden_norm.weight"))
 

@@ -28,6 +28,9 @@ from .test_checkpoint import make_eagle
 
 DFLASH2 = {"block_size": BLOCK, **SIZES_2}
 LAYERS = 12  # enough for the layers that EAGLE-3 reads
+CONFIG = {"model_type": "qwen3", "vocab_size": 320, "num_hidden_layers": LAYERS, "hidden_size": 64, "head_dim": 24,
+          "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+          "rope_theta": 10000.0}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +56,30 @@ def make_mtp(directory: Path) -> Path:
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         draw(f"model.layers.{LAYERS}.{norm}.weight", 64, around=1.0)
     dense_layer(draw, f"model.layers.{LAYERS}.")
-    config = {"model_type": "qwen3", "num_hidden_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # fmt: skip
-    return saved(directory, draw.tensors, config)
+    return saved(directory, draw.tensors, CONFIG)
+
+
+def make_parallel_mtp(directory: Path) -> Path:
+    draw = Draw(2)
+    for head in range(3):
+        dense_layer(draw, f"extra_heads.{head}.")
+    return saved(directory, draw.tensors, CONFIG)
+
+
+def make_draft_model(directory: Path) -> Path:
+    draw = Draw(3)
+    for layer in range(2):
+        dense_layer(draw, f"model.layers.{layer}.")
+    draw("model.norm.weight", 64, around=1.0)
+    return saved(directory, draw.tensors, {**CONFIG, "num_hidden_layers": 2})
 
 
 SIZES = {"vocabulary": 320, "hidden": 64, "target_layers": LAYERS}
 MAKERS = {
     "medusa": make_medusa,
     "mtp": make_mtp,
+    "mtp-parallel": make_parallel_mtp,
+    "draft-model": make_draft_model,
     "eagle1": lambda directory: make_eagle(directory, "eagle1", draft_vocabulary=320, **SIZES),
     "eagle3": lambda directory: make_eagle(directory, "eagle3", draft_vocabulary=100, **SIZES),
     "dflash": lambda directory: write_dflash(directory, config_for_target()),
@@ -96,7 +114,7 @@ def test_a_directory_is_a_drafter_and_changes_no_token(tmp_path, model, kind, br
 
 
 def test_what_is_no_drafter_is_said_in_one_sentence(tmp_path, model):
-    with pytest.raises(ConfigError, match="no drafter is called 'nowhere'; choose none, lookup, draft-model or a"):
+    with pytest.raises(ConfigError, match="no drafter is called 'nowhere'; choose none, lookup, draft-model, medusa"):
         build_pipeline(PlannerConfig(model=str(model), drafter="nowhere"))
     with pytest.raises(ValueError, match="is of no drafter kind known here"):
         build_pipeline(PlannerConfig(model=str(model), drafter=str(model)))

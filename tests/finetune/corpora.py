@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spec_planner.finetune.packing import Example
+from spec_planner.learning.packing import Example
 
 _SKILLS = """\
 skills:

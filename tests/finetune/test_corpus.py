@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from spec_planner.finetune.corpus import Encoder, continuation, end_of_turn, read_corpus, vary_skills  # noqa: E402
-from spec_planner.finetune.packing import Example  # noqa: E402
-from spec_planner.finetune.stream import Mix, PackStream, validation_packs  # noqa: E402
+from spec_planner.finetune.stream import Mix, PackStream, validation_packs, vary_skills  # noqa: E402
 from spec_planner.language.prompt import build_prompt  # noqa: E402
 from spec_planner.language.tokenizer import Tokenizer  # noqa: E402
+from spec_planner.learning.corpus import Encoder, continuation, end_of_turn, read_corpus  # noqa: E402
+from spec_planner.learning.packing import Example  # noqa: E402
 from tests.finetune.corpora import write_tasks  # noqa: E402
 from tests.models import make_tiny_model  # noqa: E402
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file  # noqa: E402
 from spec_planner.engines.checkpoint import load_weights  # noqa: E402
 from spec_planner.engines.decoder_config import read_decoder_config  # noqa: E402
 from spec_planner.finetune.run import Settings, finetune  # noqa: E402
-from spec_planner.finetune.run_state import RunError  # noqa: E402
+from spec_planner.learning.files import RunError  # noqa: E402
 from tests.finetune.corpora import write_tasks  # noqa: E402
 from tests.models import make_tiny_model  # noqa: E402
 

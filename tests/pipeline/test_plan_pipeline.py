@@ -10,10 +10,14 @@ import pytest
 
 from drafters.lookup import LookupDrafter
 from spec_planner.decoding.contracts import ContextOverflow, Incompatible
+from spec_planner.decoding.draft_budget import Cycle
+from spec_planner.decoding.exact_rules import get_rule
+from spec_planner.decoding.measured_budget import MeasuredBudget
 from spec_planner.language.plan import Parameter, Scene, Skill, SkillSet, Thing
 from spec_planner.language.prompt import PromptError
 from spec_planner.language.skills import load_skills
 from spec_planner.language.tokenizer import Tokenizer
+from spec_planner.pipeline.plan_pipeline import PlanPipeline
 from spec_planner.pipeline.types import PlanProgress
 from tests.fakes import ScriptedTarget
 
@@ -171,6 +175,37 @@ def test_warm_up_leaves_no_trace(tokenizer: Tokenizer, drafter: LookupDrafter | 
     planner.warm_up()
     assert target.context == [] and target.passes > fresh.metrics.verify_passes
     assert planner.run(request()).tokens == fresh.tokens
+
+
+class ListeningBudget(MeasuredBudget):
+    """Notes what it is told."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.cycles: list[Cycle] = []
+        self.timed: list[int] = []
+
+    def learn(self, cycle: Cycle) -> None:
+        super().learn(cycle)
+        self.cycles.append(cycle)
+
+    def time_pass(self, rows: int, seconds: float) -> None:
+        super().time_pass(rows, seconds)
+        self.timed.append(rows)
+
+
+def test_one_budget_learns_from_all_runs_and_passes_are_timed_before_them(tokenizer: Tokenizer) -> None:
+    target, budget = scripted(tokenizer), ListeningBudget(6)
+    planner = PlanPipeline(target, LookupDrafter(), tokenizer, get_rule("drafter-invariant"), budget, load_skills())
+    planner.warm_up()
+    assert budget.timed == [1, 2, 4, 7] and not budget.cycles, "a warm-up says nothing about drafts"
+    first, second = (planner.run(request()) for _ in range(2))
+    planner.run(request(plain=True))
+    assert first.tokens == second.tokens == target.tokens
+    passes = first.metrics.verify_passes + second.metrics.verify_passes
+    assert passes - 2 <= len(budget.cycles) <= passes
+    assert planner.drafting == budget.describe() and pipeline(tokenizer, target).drafting == "off"
+    assert pipeline(tokenizer, target, LookupDrafter()).drafting == "up to 7 tokens"
 
 
 def test_facts_and_closing(tokenizer: Tokenizer) -> None:

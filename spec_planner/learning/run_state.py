@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .files import RunError, write_whole
+
 FILE = "state.safetensors"
-
-
-class RunError(ValueError):
-    """A run that cannot start or continue; the message says why and what to do."""
 
 
 @dataclass
@@ -29,7 +26,7 @@ class Progress:
         epoch, pack: the next pack to learn from.
         seconds: spent training, over all sittings.
         tokens: rows computed forward and backward.
-        evaluations: one record per evaluation: step, seconds, loss, validation_loss, exact, …
+        evaluations: one record per evaluation: step, seconds, loss, validation_loss, …
     """
 
     step: int = 0
@@ -37,7 +34,7 @@ class Progress:
     pack: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    evaluations: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
 def save_state(
@@ -47,18 +44,15 @@ def save_state(
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write adapter (float32), optimizer, random number generator, position and recipe."""
+    """Write parameters (float32), optimizer, random number generator, position and recipe."""
     tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
     for name, parameter in parameters.items():
         tensors[f"parameter/{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = value
     metadata = {"progress": json.dumps(asdict(progress)), "recipe": json.dumps(recipe)}
-    scratch = out / f".{FILE}.new"
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata=metadata)
-    with scratch.open("rb") as file:
-        os.fsync(file.fileno())  # or a power cut could leave the new name over missing content
-    os.replace(scratch, out / FILE)
+    stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    write_whole(out / FILE, lambda scratch: save_file(stored, scratch, metadata=metadata))
 
 
 def load_state(

@@ -1,4 +1,4 @@
-"""One process, or several under ``torchrun`` (one per GPU) that share the packs of a step."""
+"""One process, or several under ``torchrun`` (one per GPU) that share the work of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch import Tensor
 class Group:
     """The processes of a run. Use as a context manager, so that the others do not wait for one that failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: timedelta = timedelta(minutes=10)) -> None:  # noqa: B008 (immutable)
+        """``patience``: how long a process waits for the others before it gives up."""
+        self._patience = patience
         self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 
@@ -21,7 +23,7 @@ class Group:
         if self.size > 1:
             if torch.cuda.is_available():
                 torch.cuda.set_device(self.local_rank)
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(minutes=10))
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=self._patience)
         return self
 
     def __exit__(self, *error: object) -> None:

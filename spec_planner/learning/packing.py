@@ -7,12 +7,14 @@ ancestors and its own node only. Loss and gradients are those of the sequences c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 SHORTEST_SHARED = 12  # tokens; a shorter shared run costs more in extra attention calls than it saves
+FAMILY = 4  # at most so many sequences of one scene stand in one pack: more save little and make a step one-sided
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,21 +38,35 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Pack:
+class PackRows:
     """A forest of sequences, flattened.
 
     Attributes:
         ids, positions: int64 [rows]; positions count along a path.
         nodes: in row order, without gaps.
-        rows, targets: int64 [answer tokens]: row ``rows[i]`` has to predict token ``targets[i]``, …
-        weights: float32 [answer tokens]: … which so many sequences ask for, …
-        askers: … namely these (numbered from 0 in the pack's own order).
-        distil: the targets are not what is learned, but the base model's law at these rows.
+        ends: per sequence, in the pack's own order, the node it ends with and the position its answer begins at.
     """
 
     ids: np.ndarray
     positions: np.ndarray
     nodes: tuple[Node, ...]
+    ends: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Pack(PackRows):
+    """And what is to be learned from it.
+
+    Attributes:
+        rows, targets: int64 [answer tokens]: row ``rows[i]`` has to predict token ``targets[i]``, …
+        weights: float32 [answer tokens]: … which so many sequences ask for, …
+        askers: … namely these (numbered in the pack's own order).
+        distil: the targets are not what is learned, but the base model's law at these rows.
+    """
+
     rows: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
@@ -60,9 +76,6 @@ class Pack:
     @property
     def num_answer_tokens(self) -> float:
         return float(self.weights.sum())
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def make_pack(examples: Sequence[Example], share: bool = True, distil: bool = False) -> Pack:
@@ -99,6 +112,38 @@ def fill(examples: Sequence[Example], chunks: Sequence[Sequence[int]], capacity:
         yield pack
 
 
+def families(examples: Sequence[Example], domains: Sequence[str]) -> dict[str, list[list[int]]]:
+    """Per domain, sequences whose prompts agree beyond what all of the domain share: those of one scene."""
+    found: dict[str, list[list[int]]] = {}
+    for domain in sorted(set(domains)):
+        order = [i for i, name in enumerate(domains) if name == domain]
+        order.sort(key=lambda i: tuple(examples[i].ids.tolist()))
+        common = shared_length(examples[order[0]].ids, examples[order[-1]].ids)
+        found[domain] = [[order[0]]]
+        for before, i in zip(order, order[1:], strict=False):
+            if shared_length(examples[before].ids, examples[i].ids) >= common + 2 * SHORTEST_SHARED:
+                found[domain][-1].append(i)
+            else:
+                found[domain].append([i])
+    return found
+
+
+def draw_packs(
+    examples: Sequence[Example], grouped: Mapping[str, list[list[int]]], capacity: int, rng: random.Random
+) -> list[list[int]]:
+    """Packs of about ``capacity`` rows, each of one domain of ``families`` and several of its scenes, all shuffled."""
+    packs: list[list[int]] = []
+    for scenes in grouped.values():
+        chunks = []
+        for family in scenes:
+            members = rng.sample(family, len(family))
+            chunks += [members[i : i + FAMILY] for i in range(0, len(members), FAMILY)]
+        rng.shuffle(chunks)
+        packs += fill(examples, chunks, capacity)
+    rng.shuffle(packs)
+    return packs
+
+
 def _extra_rows(examples: Sequence[Example], pack: Sequence[int], chunk: Sequence[int]) -> int:
     seen, extra = list(pack), 0
     for index in chunk:
@@ -115,6 +160,7 @@ class _Builder:
         self._positions: list[np.ndarray] = []
         self._nodes: list[Node] = []
         self._labels: dict[tuple[int, int], list[int]] = {}  # (row, target) → sequences that ask for it
+        self._ends: dict[int, tuple[int, int]] = {}
         self._length = 0
 
     def add(self, group: Sequence[tuple[int, Example]], depth: int, path: tuple[tuple[int, int], ...]) -> None:
@@ -123,6 +169,9 @@ class _Builder:
         if len(group) == 1 or common - depth >= SHORTEST_SHARED:
             path = self._append(group, depth, common, path)
             depth = common
+        for number, example in group:
+            if len(example) == depth:
+                self._ends[number] = self._node_at(path[-1]), example.answer
         children: dict[int, list[tuple[int, Example]]] = {}
         for member in group:
             ids = member[1].ids
@@ -139,12 +188,16 @@ class _Builder:
             np.concatenate(self._ids).astype(np.int64),
             np.concatenate(self._positions).astype(np.int64),
             tuple(self._nodes),
+            tuple(self._ends[number] for number in range(len(self._ends))),
             np.array([row for (row, _), _ in labels], np.int64),
             np.array([target for (_, target), _ in labels], np.int64),
             np.array([len(askers) for _, askers in labels], np.float32),
             tuple(tuple(askers) for _, askers in labels),
             distil,
         )
+
+    def _node_at(self, span: tuple[int, int]) -> int:
+        return next(index for index in range(len(self._nodes) - 1, -1, -1) if self._nodes[index].start == span[0])
 
     def _append(
         self, group: Sequence[tuple[int, Example]], start: int, end: int, path: tuple[tuple[int, int], ...]

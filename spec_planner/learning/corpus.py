@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ..language.plan import History, Scene, Skill, SkillSet
+from ..language.plan import History, Scene, SkillSet
 from ..language.prompt import build_prompt, plan_text
 from ..language.scene import scene_from_mapping
 from ..language.skills import load_skills
@@ -20,8 +18,6 @@ from ..language.tokenizer import Tokenizer
 from ..resources import shared_file
 from ..tasks.task import TRAIN, read_tasks
 from .packing import Example
-
-DROP_SHARE = 1 / 3  # of varied skill lists: half of the skills that no plan needs are left out
 
 
 class CorpusError(ValueError):
@@ -32,6 +28,7 @@ class CorpusError(ValueError):
 class Lesson:
     """What of a task is learned from, its scene read: the plan is ``go_to(fridge)``, one skill per entry."""
 
+    id: str
     domain: str
     split: str
     instruction: str
@@ -58,14 +55,15 @@ class Corpus:
         return [lesson for lesson in self.lessons if lesson.split == split]
 
 
-def read_corpus(directory: Path) -> Corpus:
-    """Read every ``*.jsonl`` of ``directory``; skill files come from its folder ``skills``, else from the package.
+def read_corpus(place: Path) -> Corpus:
+    """Read a file, or every ``*.jsonl`` of a directory; skill files come from ``skills`` beside, else the package.
 
     Raises:
         CorpusError: there is none, or nothing to learn from.
         ValueError: a line, a skill file or a scene is wrong; the message names it.
     """
-    files = sorted(Path(directory).glob("*.jsonl"))
+    directory = place.parent if place.is_file() else place
+    files = [place] if place.is_file() else sorted(place.glob("*.jsonl"))
     if not files:
         raise CorpusError(f"{directory} holds no task file (*.jsonl): make the tasks first, or name another directory")
     digest = hashlib.sha256()
@@ -80,9 +78,9 @@ def read_corpus(directory: Path) -> Corpus:
             if not task.plan:
                 raise CorpusError(f"{where} has no plan to learn: make the tasks again")
             scene = scene_from_mapping(task.scene, where, skills[task.domain])
-            lessons.append(Lesson(task.domain, task.split, task.instruction, scene, task.history, task.plan))
+            lessons.append(Lesson(task.id, task.domain, task.split, task.instruction, scene, task.history, task.plan))
     if not any(lesson.split == TRAIN for lesson in lessons):
-        raise CorpusError(f"no task in {directory} is of split {TRAIN!r}: there is nothing to learn from")
+        raise CorpusError(f"no task in {place} is of split {TRAIN!r}: there is nothing to learn from")
     return Corpus(tuple(lessons), skills, digest.hexdigest()[:16])
 
 
@@ -127,18 +125,6 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
     if not found:
         raise CorpusError("the target's tokenizer names no end-of-sequence token, so no answer could ever end")
     return found[-1]
-
-
-def vary_skills(skills: SkillSet, needed: Iterable[str], rng: random.Random) -> SkillSet:
-    """The skills in another order and, in a third of the cases, without half of those that are not needed."""
-    needed = set(needed)
-    chosen: list[Skill] = list(skills)
-    if rng.random() < DROP_SHARE:
-        spare = [skill for skill in chosen if skill.name not in needed]
-        dropped = {skill.name for skill in rng.sample(spare, len(spare) // 2)}
-        chosen = [skill for skill in chosen if skill.name not in dropped]
-    rng.shuffle(chosen)
-    return dataclasses.replace(skills, skills=tuple(chosen))
 
 
 def _load_skills(directory: Path, domain: str, where: str, update: Callable[[bytes], None]) -> SkillSet:

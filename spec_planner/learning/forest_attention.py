@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .packing import Pack
+from .packing import PackRows
 
 ATTENTION = "spec_planner_forest"  # as transformers knows it
 
@@ -26,7 +26,7 @@ class Forest:
         hidden: per node, bool [own rows, seen rows]: True where a row must not look.
     """
 
-    def __init__(self, pack: Pack, device: torch.device) -> None:
+    def __init__(self, pack: PackRows, device: torch.device) -> None:
         self.spans = [(*node.ancestors, (node.start, node.end)) for node in pack.nodes]
         self.hidden: list[Tensor] = []
         for spans in self.spans:

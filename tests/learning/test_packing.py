@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from spec_planner.finetune.adapted_model import AdaptedModel  # noqa: E402
-from spec_planner.finetune.forest_attention import Forest, forest_attention, fused_attention  # noqa: E402
-from spec_planner.finetune.packing import Example, fill, make_pack  # noqa: E402
+from spec_planner.learning.forest_attention import Forest, forest_attention, fused_attention  # noqa: E402
+from spec_planner.learning.packing import Example, fill, make_pack  # noqa: E402
 from tests.finetune.corpora import random_examples  # noqa: E402
 from tests.models import make_tiny_model  # noqa: E402
 
@@ -98,6 +98,18 @@ def test_every_answer_token_is_asked_for_by_its_sequences():
     assert {asker for askers in pack.askers for asker in askers} == set(range(len(examples)))
     ends = [node.end for node in pack.nodes]
     assert [node.start for node in pack.nodes] == [0, *ends[:-1]] and ends[-1] == len(pack)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_sequence_is_found_again_by_its_end(seed):
+    examples = random_examples(seed)
+    pack, found = make_pack(examples), []
+    for last, answer in pack.ends:
+        spans = (*pack.nodes[last].ancestors, (pack.nodes[last].start, pack.nodes[last].end))
+        rows = [row for span in spans for row in range(*span)]
+        assert pack.positions[rows].tolist() == list(range(len(rows)))
+        found.append((pack.ids[rows].tolist(), answer))
+    assert sorted(found) == sorted((example.ids.tolist(), example.answer) for example in examples)
 
 
 def test_packs_are_filled_in_order_and_not_beyond_their_capacity():

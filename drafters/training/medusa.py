@@ -1,0 +1,94 @@
+"""Medusa-1: heads learn on the hidden states of a target that does not change (2401.10774).
+
+    window    x(t)    x(t+1)   x(t+2)  …  x(t+K)
+    source    h(t−1)  the target's last hidden state before the anchor: the latest there is when a draft is made
+    head k    reads h(t−1), guesses x(t+1+k): depth k + 1 of the window, k = 0 … K − 1
+
+The loss is Σ λ^k CE(head k). W and b begin at zero, so at first every head says what the target's own head says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..nets.medusa_net import MedusaNet, ResidualBlock
+from .batch import Batch, Loss, TargetWeights
+from .common import soft_cross_entropy, write_checkpoint
+from .frozen_head import drafts, tally, windowed_loss
+from .rows import LossVocabulary, Windows, head_logits, head_rows
+
+
+class MedusaTrainee:
+    @dataclass(frozen=True)
+    class Options:
+        """What can be chosen.
+
+        Attributes:
+            num_heads, num_layers: K, and residual blocks per head.
+            borrows_head: the older published form, with the target's head for output, of d² + d numbers per block;
+                False: heads with an output matrix [V, d] of their own.
+            decay: λ.
+            soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
+            loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
+        """
+
+        num_heads: int = 4
+        num_layers: int = 1
+        borrows_head: bool = True
+        decay: float = 0.8
+        soft: bool = True
+        loss_vocabulary: int = 8192
+
+    def __init__(self, target: TargetWeights, options: Options) -> None:
+        if options.num_heads < 1 or options.num_layers < 1:
+            raise ValueError(
+                f"Medusa needs at least 1 head and 1 layer, got num_heads {options.num_heads} and num_layers "
+                f"{options.num_layers}"
+            )
+        self._target, self._options = target, options
+        vocabulary_size, hidden_size = target.head.shape
+        self.net = MedusaNet(
+            hidden_size, vocabulary_size, options.num_heads, options.num_layers, options.borrows_head
+        ).to(target.embedding.device)
+        with torch.no_grad():
+            for module in self.net.modules():
+                if isinstance(module, ResidualBlock):
+                    module.linear.weight.zero_()
+                    module.linear.bias.zero_()
+            for head in self.net if not options.borrows_head else ():
+                head[-1].weight.copy_(target.head)
+        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self.feature_layers = (target.num_layers,)
+        self.depth = options.num_heads
+
+    def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
+        options, windows = self._options, Windows.of(batch.windows(self.depth))
+        source = batch.features[self._target.num_layers][batch.previous[windows.rows[:, 0]]].float()
+        tokens = self._vocabulary.tokens(windows.tokens(batch), generator)
+        if options.borrows_head:
+            made = torch.stack([head(source) for head in self.net], dim=1)
+            return windowed_loss(self._target, batch, windows, made, options.decay, options.soft, tokens)
+        rows, labels, weights, judged = drafts(batch, windows, options.decay)
+        logits = torch.stack([F.linear(head[:-1](source), head_rows(head[-1].weight, tokens)) for head in self.net], 1)
+        logits, places = logits[judged], torch.searchsorted(tokens, labels)
+        if options.soft:
+            states = batch.features[self._target.num_layers][rows]
+            losses = soft_cross_entropy(logits, head_logits(states, head_rows(self._target.head, tokens)))
+        else:
+            losses = F.cross_entropy(logits, places, reduction="none")
+        return tally(windows, judged, (weights * losses).sum(), weights, logits.max(dim=-1).indices == places)
+
+    def save(self, directory: Path, note: Mapping[str, Any]) -> None:
+        config = {
+            "medusa_num_heads": self._options.num_heads,
+            "medusa_num_layers": self._options.num_layers,
+            "base_model_name_or_path": self._target.name,
+            "spec_planner": dict(note),
+        }
+        write_checkpoint(directory, self.net, config, file="medusa_lm_head.safetensors")

@@ -1,0 +1,110 @@
+"""One sequential MTP module, taught on its own recursion: a drafter uses it again and again (DeepSeek-V3, 2412.19437).
+
+    row of     x(i+1): reads (h(i), x(i+1)) and guesses x(i+2); these, of prompt and answer, are what a cache holds
+    window     x(t)          x(t+1)             x(t+2)      …
+    step 0     (h(t−1), x(t))                                 the row of x(t) itself, over the rows up to it
+    step j     (what step j − 1 made, x(t+j))                 in place of the rows of x(t+1) … x(t+j), whose hidden
+                                                              states no drafter has: over the rows up to x(t) and over
+                                                              steps 1 … j of this window alone
+    guess      step j: x(t+j+1), depth j + 1 of the window
+
+So a step sees the rows, and stands at the positions, that it will in ``drafters/mtp.py``; only its tokens are the
+target's, which is the case that counts: a draft behind a wrong one is thrown away. Taught on step 0 alone, the module
+would meet its own output for the first time when drafting, and guess badly from the second token on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..nets.layers import SparseMask
+from ..nets.mtp_net import MtpForm, MtpNet
+from .batch import Batch, Loss, TargetWeights
+from .common import GrowingCache, write_checkpoint
+from .frozen_head import windowed_loss
+from .rows import LossVocabulary, Windows
+from .target_layers import ATTEND_AT_ONCE, begin_as, layer_config, layer_tensors
+
+
+class MtpTrainee:
+    @dataclass(frozen=True)
+    class Options:
+        """What can be chosen.
+
+        Attributes:
+            depth: steps taught, and judged.
+            decay: weight of each step against the one before.
+            soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
+            loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
+        """
+
+        depth: int = 4
+        decay: float = 0.8
+        soft: bool = True
+        loss_vocabulary: int = 8192
+
+    def __init__(self, target: TargetWeights, options: Options) -> None:
+        if options.depth < 1:
+            raise ValueError(f"an MTP module needs a depth of at least 1, got {options.depth}")
+        self._target, self._options = target, options
+        last = layer_tensors(target, target.num_layers - 1)
+        shapes = {name: tensor.shape for name, tensor in last.items()}
+        self._config = layer_config(target)
+        self.net = MtpNet(self._config, [shapes], MtpForm()).to(target.embedding.device)
+        (module,) = self.net.modules_by_depth
+        begin_as(module.block, last)
+        begin_as(module.norm, {"weight": target.final_norm})
+        with torch.no_grad():  # u = the two it reads, added: both live in the space of the target's residual stream
+            one = torch.eye(self.net.hidden_size, device=target.embedding.device)
+            module.eh_proj.weight.copy_(torch.cat((one, one), dim=1))
+        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self.feature_layers = (target.num_layers,)
+        self.depth = options.depth
+
+    def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
+        windows = Windows.of(batch.windows(self.depth))
+        cache, device = GrowingCache(1), batch.ids.device
+        # Step 0, for every row that has one before it: the row of a first token would lack its hidden state.
+        fed = (batch.previous >= 0).nonzero()[:, 0]
+        states = batch.features[self._target.num_layers][batch.previous[fed]].float()
+        onward, read = self._step(batch, fed, states, batch.seen[fed][:, fed], cache)
+        place = torch.full_like(batch.ids, -1)
+        place[fed] = torch.arange(len(fed), device=device)
+        anchors = windows.rows[:, 0]
+        onward, made = onward[place[anchors]], [read[place[anchors]]]
+        mask, own = batch.seen[anchors][:, fed], torch.eye(len(anchors), dtype=torch.bool, device=device)
+        for step in range(1, self.depth):
+            mask = torch.cat((mask, own), dim=1)
+            # A window that has ended goes on with any row: nobody else sees it, and it is not judged.
+            onward, read = self._step(batch, windows.rows[:, step].clamp(min=0), onward, mask, cache)
+            made.append(read)
+        options, tokens = self._options, self._vocabulary.tokens(windows.tokens(batch), generator)
+        return windowed_loss(self._target, batch, windows, torch.stack(made, 1), options.decay, options.soft, tokens)
+
+    def _step(
+        self, batch: Batch, rows: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor, cache: GrowingCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The module at the tokens of ``rows`` [m]: what the next step gets, and what the head reads, [m, d] each."""
+        sparse = SparseMask(mask, ATTEND_AT_ONCE)
+        embedded = F.embedding(batch.ids[rows], self._target.embedding).float()
+        made: tuple[torch.Tensor, torch.Tensor] = self.net.step(
+            0, hidden, embedded, batch.positions[rows], sparse, cache
+        )
+        cache.advance(len(rows))
+        return made
+
+    def save(self, directory: Path, note: Mapping[str, Any]) -> None:
+        """In DeepSeek's layout: the module is layer n of a model of which nothing else is stored."""
+        rename = {}
+        for name in self.net.state_dict():
+            inner = name.removeprefix("modules_by_depth.0.").removeprefix("block.")
+            inner = f"shared_head.{inner}" if inner == "norm.weight" else inner
+            rename[name] = f"model.layers.{self._target.num_layers}.{inner}"
+        config = {**self._config, "num_nextn_predict_layers": 1, "spec_planner": dict(note)}
+        write_checkpoint(directory, self.net, config, rename=rename)

@@ -188,7 +188,7 @@ def sampled_plans(pipeline, options):
         sampling = SamplingParams(options.temperature, seed=seed)
         prompt, _ = pipeline.asked(PlanRequest(instruction, sampling, 40, free_text=True))
         rule, stop_ids = RULES["drafter-invariant"], pipeline.stop_ids
-        yield prompt, sampling, record(pipeline.target, None, Question(prompt), sampling, 40, stop_ids, rule, lambda: 0)
+        yield prompt, sampling, record(pipeline.target, None, Question(prompt), sampling, 40, stop_ids, rule)
 
 
 if __name__ == "__main__":

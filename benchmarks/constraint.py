@@ -19,6 +19,7 @@ from pathlib import Path
 from spec_planner.certify.planner import read_instructions
 from spec_planner.config import PlannerConfig
 from spec_planner.decoding.contracts import PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.stopping import Stopping
 from spec_planner.factory import build_pipeline, model_directory
@@ -116,7 +117,7 @@ def measure(pipeline, config, instruction, scene, plain, constraint=None) -> lis
         config.sampling,
         stopping,
         pipeline.rule,
-        lambda: config.num_draft_tokens,
+        FixedBudget(config.num_draft_tokens),
         constraint=timed,
     ):
         if step.acceptance is not None:

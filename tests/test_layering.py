@@ -154,6 +154,7 @@ for module in pkgutil.iter_modules(core.__path__):
 import numpy as np
 from spec_planner.engines.table_target import TableTarget
 from spec_planner.decoding.contracts import PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.sampling import SamplingParams
@@ -162,7 +163,8 @@ from drafters.lookup import LookupDrafter
 rows = np.eye(5, dtype=np.float32)
 target = TableTarget(lambda context: rows[(context[-1] + 1) % 5], 5)
 prompt = PromptInput((0, 1, 2, 3, 4, 0))
-steps = decode(target, LookupDrafter(), prompt, SamplingParams(), Stopping(9), RULES["drafter-invariant"], lambda: 4)
+rule, budget = RULES["drafter-invariant"], FixedBudget(4)
+steps = decode(target, LookupDrafter(), prompt, SamplingParams(), Stopping(9), rule, budget)
 print([token for step in steps for token in step.tokens])
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..decoding.accept import Rule
 from ..decoding.contracts import Drafter, Target
+from ..decoding.draft_budget import FixedBudget
 from ..decoding.exact_rules import RULES
 from ..decoding.metrics import summarize
 from ..decoding.sampling import Law, SamplingParams
@@ -140,7 +141,7 @@ def certify(
         for temperature in settings.temperatures:
             sampling = SamplingParams(temperature, seed=seed)
             rule, length = RULES["drafter-invariant"], settings.tokens_per_run
-            plain = record(target, None, question, sampling, length, stop_ids, rule, lambda: 0)
+            plain = record(target, None, question, sampling, length, stop_ids, rule)
             for subject in subjects:
                 cell = cells[subject.name, temperature]
                 if cell.tokens < per_cell:
@@ -190,7 +191,7 @@ def _compare_one(
         settings.tokens_per_run,
         stop_ids,
         subject.rule,
-        lambda: subject.num_draft_tokens,
+        FixedBudget(subject.num_draft_tokens),
     )
     cell.runs += 1
     totals = summarize(drafted.steps, len(question.ids), len(drafted.tokens))

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..decoding.accept import Rule
 from ..decoding.contracts import Constraint, DrafterRequirements, DraftSampler, PromptInput
+from ..decoding.draft_budget import FixedBudget
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import decode
 from ..decoding.random_stream import Purpose
@@ -124,7 +125,7 @@ def speculative_law(
             sampling,
             Stopping(length),
             rule,
-            budget=lambda: len(shape),
+            budget=FixedBudget(len(shape)),
             random=source,
             constraint=constraint,
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..decoding.accept import Rule
 from ..decoding.contracts import Constraint, Drafter, PromptInput, Target, TargetInfo, TargetOutput
+from ..decoding.draft_budget import DraftBudget
 from ..decoding.draft_tree import DraftTree
 from ..decoding.loop import decode
 from ..decoding.metrics import StepMetrics
@@ -142,7 +143,7 @@ def record(
     max_tokens: int,
     stop_ids: frozenset[int],
     rule: Rule,
-    budget: Callable[[], int],
+    budget: DraftBudget | None = None,
 ) -> Run:
     """Decode once and keep everything."""
     recorder = RecordingTarget(target)

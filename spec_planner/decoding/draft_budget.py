@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Cycle:
     pass_s: float  # verify, accept and commit
 
 
-@runtime_checkable
 class DraftBudget(Protocol):
     """Decides the length of drafts. What it says may depend on all that is past, and on nothing drawn or drafted since:
     an answer that depended on the draft it governs would bias the output.

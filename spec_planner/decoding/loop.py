@@ -55,7 +55,7 @@ def decode(
     sampling: SamplingParams,
     stopping: Stopping,
     rule: Rule,
-    budget: DraftBudget | Callable[[], int] = lambda: 0,
+    budget: DraftBudget | None = None,
     clock: Clock = time.perf_counter,
     random: RandomSource | None = None,
     constraint: Constraint | None = None,
@@ -66,8 +66,7 @@ def decode(
 
     Args:
         drafter: None for plain decoding, which is this same loop over one-node trees.
-        budget: decides, before each cycle's draft and from past cycles only, how many tokens it may have; or a function
-            that is asked for the number.
+        budget: decides, before each cycle's draft and from past cycles only, how many tokens it may have; None: none.
         clock: monotonic seconds, for the metrics.
         random: the run's randomness; by default the stream of ``sampling.seed``.
         constraint: which tokens may come next (a grammar, an action vocabulary). It is part of p at every node, so
@@ -105,7 +104,7 @@ class _Run:
         sampling: SamplingParams,
         stopping: Stopping,
         rule: Rule,
-        budget: DraftBudget | Callable[[], int],
+        budget: DraftBudget | None,
         clock: Clock,
         random: RandomSource,
         constraint: Constraint | None,
@@ -178,7 +177,7 @@ class _Run:
         if self.drafter:
             self.drafter.observe(committed, output.features(acceptance.path))
         draft_ms += lap()
-        if self.drafter and isinstance(self.budget, DraftBudget):
+        if self.drafter and self.budget:
             self.budget.learn(
                 Cycle(
                     forced,
@@ -198,12 +197,11 @@ class _Run:
     def _draft(self) -> tuple[DraftTree, int, int]:
         """The tree, how many tokens of it are forced, and how many more the drafter was asked for."""
         # The last token of a cycle is the target's own, so a draft longer than what is left but one is waste.
-        limit = min(self._room() - 1, self.target.info.max_nodes - 1) if self.drafter else 0
-        if self.drafter is None or limit < 1:
+        limit = min(self._room() - 1, self.target.info.max_nodes - 1)
+        if self.drafter is None or self.budget is None or limit < 1:
             return DraftTree.root(self.anchor), 0, 0
         forced = self.constraint.forced(self.said)[:limit] if self.constraint else ()
-        budget = self.budget
-        limit = budget.choose(len(forced), limit) if isinstance(budget, DraftBudget) else min(limit, budget())
+        limit = self.budget.choose(len(forced), limit)
         while limit > 0 and self.cost.of(limit + 1) > self.stopping.time_left():
             limit //= 2  # a narrower pass may still end in time
         forced = forced[:limit]

@@ -8,6 +8,7 @@ pass's own activations. Widths and extents of a pass: ``passes.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,9 +75,10 @@ class TorchTarget:
     def first_layers(self, num_layers: int, context_length: int) -> TorchTarget:
         """A smaller target made of this one's first layers, sharing its weights: a draft model that costs only KV."""
         decoder = self._decoder.first_layers(num_layers)
-        return TorchTarget(
-            decoder, context_length, f"{self.info.name}, first {num_layers} layers", self.info.precision, self._widths
-        )
+        name = f"{self.info.name}, first {num_layers} layers"
+        smaller = TorchTarget(decoder, context_length, name, self.info.precision, self._widths)
+        smaller.info = replace(smaller.info, weight_bytes=0)  # they are this one's, and counted there
+        return smaller
 
     @property
     def committed_length(self) -> int:

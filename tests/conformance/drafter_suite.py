@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_planner.decoding.contracts import Drafter, PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -108,7 +109,7 @@ class DrafterSuite:
             target = TableTarget(logits_of(1, sharpness, VOCABULARY), VOCABULARY)
             steps = decode(
                 target, drafter, PromptInput(tuple(prompt)), SamplingParams(temperature, seed=seed), Stopping(30),
-                RULES["drafter-invariant"], lambda: budget,
+                RULES["drafter-invariant"], FixedBudget(budget),
             )  # fmt: skip
             return [token for step in steps for token in step.tokens]
 

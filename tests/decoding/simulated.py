@@ -43,7 +43,7 @@ class Simulation:
         target = _Target(self)
         steps = decode(
             target, self if budget else None, PromptInput((0,)), SamplingParams(), Stopping(tokens),
-            RULES["drafter-invariant"], budget or (lambda: 0), clock=lambda: self.now,
+            RULES["drafter-invariant"], budget, clock=lambda: self.now,
             constraint=self if self._forced else None,
         )  # fmt: skip
         started, times = self.now, []

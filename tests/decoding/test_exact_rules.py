@@ -11,6 +11,7 @@ from spec_planner.certify import enumeration
 from spec_planner.certify.enumeration import TableDrafter, outcome_law, total_variation
 from spec_planner.decoding.accept import Acceptance, Rule
 from spec_planner.decoding.contracts import Incompatible, PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_tree import DraftTree, Proposal
 from spec_planner.decoding.exact_rules import RULES, get_rule, reject_and_resample
 from spec_planner.decoding.loop import decode
@@ -130,7 +131,7 @@ def test_block_and_traversal_keep_at_least_as_much_as_rejection():
                 SamplingParams(1.0),
                 Stopping(9),
                 dataclasses.replace(rule, drafting=Proposal.SAMPLED_CHAIN),
-                budget=lambda: 63,
+                budget=FixedBudget(63),
                 random=source,
             )
             next(steps)  # the prefill's token

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spec_planner.certify.enumeration import TableDrafter
 from spec_planner.decoding.contracts import ContextOverflow, DrafterRequirements, Incompatible, PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.metrics import summarize
@@ -24,8 +25,10 @@ from .toys import SHAPES, logits_of, table_target
 VOCABULARY = 40
 
 
-def run(target, drafter, sampling, stopping, rule="drafter-invariant", prompt=(1, 2, 3), budget=lambda: 63):
-    return list(decode(target, drafter, PromptInput(tuple(prompt)), sampling, stopping, RULES[rule], budget))
+def run(target, drafter, sampling, stopping, rule="drafter-invariant", prompt=(1, 2, 3), budget=63):
+    return list(
+        decode(target, drafter, PromptInput(tuple(prompt)), sampling, stopping, RULES[rule], FixedBudget(budget))
+    )
 
 
 def tokens_of(steps):
@@ -70,7 +73,7 @@ def test_context_and_drafter_follow_the_emitted_tokens():
         SamplingParams(1.0, seed=4),
         Stopping(50),
         RULES["drafter-invariant"],
-        lambda: 9,
+        FixedBudget(9),
     ):
         emitted = list(step.tokens)
     assert target._ids == drafter._ids  # what the drafter observed is what was committed
@@ -157,7 +160,7 @@ def test_metrics_add_up():
             SamplingParams(),
             Stopping(20),
             RULES["drafter-invariant"],
-            lambda: 2,
+            FixedBudget(2),
             clock=lambda: next(ticks) / 1e3,
         )
     )
@@ -218,8 +221,8 @@ def test_a_run_that_breaks_off_anywhere_leaves_no_trace():
 
     rule = dataclasses.replace(RULES["drafter-invariant"], name="breaks off", judge=break_off)
     with pytest.raises(RuntimeError, match="planted"):  # verified, and never committed
-        list(decode(target, drafter, PromptInput((1, 2, 3)), sampling, Stopping(20), rule, lambda: 9))
-    steps = decode(target, drafter, PromptInput((1, 2, 3)), sampling, Stopping(20), rule, lambda: 9)
+        list(decode(target, drafter, PromptInput((1, 2, 3)), sampling, Stopping(20), rule, FixedBudget(9)))
+    steps = decode(target, drafter, PromptInput((1, 2, 3)), sampling, Stopping(20), rule, FixedBudget(9))
     next(steps)
     next(steps)
     steps.close()  # a cancelled goal

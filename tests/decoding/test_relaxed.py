@@ -7,6 +7,7 @@ import pytest
 
 from spec_planner.certify.enumeration import TableDrafter, speculative_law, target_law, total_variation
 from spec_planner.decoding.contracts import PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -34,7 +35,7 @@ def test_inexact_is_said_in_every_step_and_in_the_run():
             SamplingParams(1.0),
             Stopping(8),
             RELAXED_RULES["relaxed-typical"](),
-            lambda: 2,
+            FixedBudget(2),
         )
     )
     assert not any(step.metrics.exact for step in steps)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spec_planner.certify.enumeration import TableDrafter, speculative_law, total_variation
 from spec_planner.decoding.contracts import PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_tree import DraftTree, Proposal
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -96,7 +97,7 @@ def test_a_run_never_says_what_the_target_cannot(name, rows, temperature, top_k,
     drafter = TableDrafter(logits_of(seed, 2.0, VOCABULARY), SHAPES["chain" if rule.chains_only else "uneven"])
     context = [1]
     steps = decode(
-        table_target(of, VOCABULARY), drafter, PromptInput((1,)), sampling, Stopping(12), rule, budget=lambda: 9
+        table_target(of, VOCABULARY), drafter, PromptInput((1,)), sampling, Stopping(12), rule, budget=FixedBudget(9)
     )
     for step in steps:
         for token in step.tokens:
@@ -149,7 +150,7 @@ def test_constrained_tokens_are_the_same_with_and_without_a_drafter(temperature)
             SamplingParams(temperature, seed=5),
             Stopping(40),
             RULES["drafter-invariant"],
-            budget=lambda: 9,
+            budget=FixedBudget(9),
             constraint=NoTwiceInARow(),
         )
         return [token for step in steps for token in step.tokens]

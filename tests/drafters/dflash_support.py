@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from spec_planner.decoding.contracts import PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -240,7 +241,7 @@ def run(target, drafter, temperature: float, rule: str, budget: int, seed: int =
     steps = list(
         decode(
             *(target, drafter, PromptInput(PROMPT), SamplingParams(temperature, seed=seed), Stopping(length)),
-            *(RULES[rule], lambda: budget),
+            *(RULES[rule], FixedBudget(budget)),
             constraint=constraint,
         )
     )

@@ -10,6 +10,7 @@ from drafters.draft_model import ModelDrafter
 from drafters.lookup import LookupDrafter
 from drafters.registry import DRAFTERS, drafter_class
 from spec_planner.decoding.contracts import Drafter, PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -66,7 +67,9 @@ def test_lookup_depends_on_the_context_alone(ids, anchor, budget, cut):
 
 
 def run(target, drafter, prompt, sampling, rule, budget, length=25):
-    steps = list(decode(target, drafter, PromptInput(prompt), sampling, Stopping(length), RULES[rule], lambda: budget))
+    steps = list(
+        decode(target, drafter, PromptInput(prompt), sampling, Stopping(length), RULES[rule], FixedBudget(budget))
+    )
     return [token for step in steps for token in step.tokens], steps
 
 

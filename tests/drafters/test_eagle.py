@@ -15,6 +15,7 @@ from drafters.eagle import EagleDrafter
 from drafters.vocab_map import ABSENT
 from spec_planner.certify.enumeration import outcome_law, target_law, total_variation
 from spec_planner.decoding.contracts import PromptInput, TargetInfo
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -161,7 +162,7 @@ def test_every_rule_keeps_the_targets_law(layout, rule, top_k, tmp_path):
 
     def run(source):
         steps = decode(
-            target, drafter, PromptInput((0,)), sampling, Stopping(length), RULES[rule], lambda: 2, random=source
+            target, drafter, PromptInput((0,)), sampling, Stopping(length), RULES[rule], FixedBudget(2), random=source
         )
         return tuple(token for step in steps for token in step.tokens)
 
@@ -214,7 +215,7 @@ def run(
 ):
     steps = list(
         decode(target, drafter, PromptInput(prompt), SamplingParams(temperature, seed=5), Stopping(length), RULES[rule],
-               lambda: budget, prefix_cache=prefix_cache, constraint=grammar)
+               FixedBudget(budget), prefix_cache=prefix_cache, constraint=grammar)
     )  # fmt: skip
     return [token for step in steps for token in step.tokens], steps
 

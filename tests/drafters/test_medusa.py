@@ -15,6 +15,7 @@ from drafters.medusa import MedusaDrafter
 from drafters.nets.medusa_net import MedusaNet, load_medusa
 from drafters.tree_growth.static import MEDUSA_63, layout
 from spec_planner.decoding.contracts import Drafter, Incompatible, PromptInput, check_compatible
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.draft_tree import DraftTree, Proposal
 from spec_planner.decoding.exact_rules import RULES
@@ -91,7 +92,9 @@ def run(target, drafter, temperature=0.0, rule="drafter-invariant", budget=8, se
     sampling = SamplingParams(temperature, seed=seed)
     prompt = PromptInput(PROMPT)
     steps = list(
-        decode(target, drafter, prompt, sampling, Stopping(length), RULES[rule], lambda: budget, constraint=constraint)
+        decode(
+            target, drafter, prompt, sampling, Stopping(length), RULES[rule], FixedBudget(budget), constraint=constraint
+        )
     )
     return [token for step in steps for token in step.tokens], steps
 

@@ -13,6 +13,7 @@ from drafters.checkpoint import CheckpointError, detect
 from drafters.mtp import MtpDrafter, ParallelMtpDrafter
 from drafters.nets.mtp_layouts import load_mtp, load_parallel_heads
 from spec_planner.decoding.contracts import Drafter, Incompatible, PromptInput, check_compatible
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.random_stream import Purpose, RandomStream
@@ -134,7 +135,9 @@ def run(target, drafter, temperature=0.0, rule="drafter-invariant", budget=7, le
         drafter.truncate(0)
     sampling, prompt = SamplingParams(temperature, seed=1), PromptInput(PROMPT)
     steps = list(
-        decode(target, drafter, prompt, sampling, Stopping(length), RULES[rule], lambda: budget, constraint=constraint)
+        decode(
+            target, drafter, prompt, sampling, Stopping(length), RULES[rule], FixedBudget(budget), constraint=constraint
+        )
     )
     return [token for step in steps for token in step.tokens], steps
 

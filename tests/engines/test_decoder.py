@@ -157,3 +157,10 @@ def test_weights_that_are_no_floats_are_refused(model):
 def test_a_context_beyond_the_model_is_refused(model):
     with pytest.raises(ModelError, match="exceeds the 4096 positions"):
         load(model, context_length=5000)
+
+
+def test_first_layers_weigh_nothing_of_their_own(model):
+    target = load(model)
+    smaller = target.first_layers(1, 64)
+    assert smaller.info.num_layers == 1 and smaller.info.weight_bytes == 0 < smaller.info.kv_bytes
+    assert target.info.weight_bytes > 0

@@ -19,6 +19,7 @@ from drafters.training.batch import Batch, TargetWeights
 from drafters.training.batch import Path as Answer
 from drafters.training.trainee import Trainee
 from spec_planner.decoding.contracts import Drafter, PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
@@ -97,7 +98,7 @@ def write(target: TorchTarget, prompt: Sequence[int], length: int, first: int | 
     begun = [] if first is None else [first]
     asked = PromptInput((*prompt, *begun))
     target.truncate(0)
-    steps = decode(target, None, asked, SamplingParams(), Stopping(length - len(begun)), RULE, lambda: 1)
+    steps = decode(target, None, asked, SamplingParams(), Stopping(length - len(begun)), RULE)
     return begun + [token for step in steps for token in step.tokens]
 
 
@@ -168,7 +169,7 @@ def tokens_per_cycle(target: TorchTarget, drafter: Drafter, text: Sequence[int],
     target.truncate(0)
     drafter.truncate(0)
     stopping, prompt = Stopping(len(text) - answer), PromptInput(tuple(text[:answer]))
-    steps = list(decode(target, drafter, prompt, SamplingParams(), stopping, RULE, lambda: depth))
+    steps = list(decode(target, drafter, prompt, SamplingParams(), stopping, RULE, FixedBudget(depth)))
     assert [token for step in steps for token in step.tokens] == list(text[answer:])
     return [len(step.tokens) for step in steps]
 

@@ -241,7 +241,7 @@ def run(target, drafter, temperature: float, rule: str, budget: int, seed: int =
     steps = list(
         decode(
             *(target, drafter, PromptInput(PROMPT), SamplingParams(temperature, seed=seed), Stopping(length)),
-            *(RULES[rule], FixedBudget(budget)),
+            *(RULES[rule], FixedBudget(budget) if drafter else None),
             constraint=constraint,
         )
     )

@@ -11,6 +11,7 @@ from drafters.draft_model import ModelDrafter
 from drafters.graft import GraftedDrafter, grafted
 from drafters.lookup import LookupDrafter
 from spec_planner.decoding.contracts import Incompatible, PromptInput
+from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
 from spec_planner.decoding.draft_tree import DraftTree, Proposal
 from spec_planner.decoding.exact_rules import RULES
@@ -104,7 +105,7 @@ def test_no_token_changes(seed, temperature, wide, budget, rule):
         target = TableTarget(logits_of(seed, 3.0, VOCABULARY), VOCABULARY)
         sampling = SamplingParams(temperature if rule == "drafter-invariant" else 0.0, seed=seed)
         steps = decode(
-            target, drafting, PromptInput((*SEEN, 4, 5)), sampling, Stopping(40), RULES[rule], lambda: budget
+            target, drafting, PromptInput((*SEEN, 4, 5)), sampling, Stopping(40), RULES[rule], FixedBudget(budget)
         )
         return [token for step in steps for token in step.tokens]
 

@@ -99,7 +99,7 @@ def validation_packs(examples: Sequence[Example], pack_tokens: int, most: int) -
     """Packs of at most ``most`` of ``examples``, evenly spaced."""
     step = max(1.0, len(examples) / most)
     chosen = [examples[int(i * step)] for i in range(min(most, len(examples)))]
-    chosen.sort(key=lambda example: tuple(example.ids.tolist()))
+    chosen.sort(key=lambda example: example.order)
     return [
         make_pack([chosen[i] for i in pack]) for pack in fill(chosen, [[i] for i in range(len(chosen))], pack_tokens)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import torch
@@ -20,8 +21,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, else float32."""
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``float32`` or ``bfloat16``; ``auto``: bfloat16 where the hardware multiplies it, else float32."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     try:
@@ -29,3 +32,10 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     except OSError:
         return torch.float32
     return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & set(flags) else torch.float32
+
+
+def describe(device: torch.device, processes: int) -> str:
+    """The hardware of a run in words, for its card."""
+    if device.type == "cuda":
+        return f"{processes} x {torch.cuda.get_device_name(device)}"
+    return f"{torch.get_num_threads()} threads ({platform.machine()})"

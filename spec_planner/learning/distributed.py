@@ -13,17 +13,19 @@ from torch import Tensor
 class Group:
     """The processes of a run. Use as a context manager, so that the others do not wait for one that failed."""
 
-    def __init__(self, patience: timedelta = timedelta(minutes=10)) -> None:  # noqa: B008 (immutable)
-        """``patience``: how long a process waits for the others before it gives up."""
-        self._patience = patience
+    def __init__(self, device: torch.device, patience: timedelta = timedelta(minutes=10)) -> None:  # noqa: B008
+        """``device``: of the run; ``patience``: how long a process waits for the others before it gives up."""
+        self._device, self._patience = device, patience
         self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 
     def __enter__(self) -> Group:
         if self.size > 1:
-            if torch.cuda.is_available():
+            if self._device.type == "cuda":
                 torch.cuda.set_device(self.local_rank)
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=self._patience)
+            # The backend follows the device of what is sent: a run on the CPU of a machine with a GPU needs gloo.
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, timeout=self._patience)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,5 +52,5 @@ class Group:
         return tensor.tolist()
 
     def wait(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        """Until all processes are here."""
+        self.sum_(torch.zeros(1))  # not a barrier, which would choose the device itself

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,28 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch_folder(directory: Path, name: str) -> Iterator[Path]:
+    """A new folder in ``directory`` that goes when the block ends."""
+    folder = directory / f".{name}.{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def sweep(directory: Path) -> None:
+    """Delete what killed runs left unfinished there; for the only one who writes to ``directory``."""
+    for path in directory.glob(".*"):
+        if not re.fullmatch(r"\..+\.\d+", path.name):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -24,6 +24,11 @@ class Example:
     ids: np.ndarray
     answer: int
 
+    @property
+    def order(self) -> bytes:
+        """Sorts like the ids: big-endian numbers, none of them negative."""
+        return self.ids.astype(">i4").tobytes()
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -78,12 +83,10 @@ class Pack(PackRows):
         return float(self.weights.sum())
 
 
-def make_pack(examples: Sequence[Example], share: bool = True, distil: bool = False) -> Pack:
-    """Pack ``examples`` (at least one); with ``share`` off every sequence is a tree of its own."""
+def make_pack(examples: Sequence[Example], distil: bool = False) -> Pack:
+    """Pack ``examples`` (at least one)."""
     builder = _Builder()
-    ordered = list(enumerate(sorted(examples, key=lambda example: tuple(example.ids.tolist()))))
-    for group in [ordered] if share else [[member] for member in ordered]:
-        builder.add(group, 0, ())
+    builder.add(list(enumerate(sorted(examples, key=lambda example: example.order))), 0, ())
     return builder.finish(distil)
 
 
@@ -117,7 +120,7 @@ def families(examples: Sequence[Example], domains: Sequence[str]) -> dict[str, l
     found: dict[str, list[list[int]]] = {}
     for domain in sorted(set(domains)):
         order = [i for i, name in enumerate(domains) if name == domain]
-        order.sort(key=lambda i: tuple(examples[i].ids.tolist()))
+        order.sort(key=lambda i: examples[i].order)
         common = shared_length(examples[order[0]].ids, examples[order[-1]].ids)
         found[domain] = [[order[0]]]
         for before, i in zip(order, order[1:], strict=False):

@@ -26,6 +26,8 @@ class Progress:
         epoch, pack: the next pack to learn from.
         seconds: spent training, over all sittings.
         tokens: rows computed forward and backward.
+        loss: smoothed over the last steps; None before the first.
+        rates: [step, rate] of resumed runs: from this step on the rate is lower than that one.
         evaluations: one record per evaluation: step, seconds, loss, validation_loss, …
     """
 
@@ -34,6 +36,8 @@ class Progress:
     pack: int = 0
     seconds: float = 0.0
     tokens: int = 0
+    loss: float | None = None
+    rates: list[list[float]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -64,26 +68,58 @@ def load_state(
         RunError: there is nothing to continue, or it was begun with another recipe.
     """
     path = out / FILE
+    progress, begun = _read_metadata(path)
+    _compare(out, recipe, begun, {*recipe, *begun})
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        torch.set_rng_state(tensors["rng"])
+        for name, parameter in parameters.items():
+            parameter.data.copy_(tensors[f"parameter/{name}"])
+            if f"exp_avg/{name}" in tensors:
+                optimizer.state[parameter] = {
+                    key: tensors[f"{key}/{name}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:  # RuntimeError: of another shape
+        raise _unreadable(path, error) from error
+    if recipe.get("learning_rate") != begun.get("learning_rate"):
+        progress.rates.append([progress.step, begun["learning_rate"]])
+    return progress
+
+
+def check_recipe(out: Path, recipe: dict[str, Any]) -> None:
+    """Compare what is known of ``recipe`` with that of the run in ``out``, before any work.
+
+    Raises:
+        RunError: there is no run, or it was begun with something else.
+    """
+    _, begun = _read_metadata(out / FILE)
+    _compare(out, recipe, begun, set(recipe))
+
+
+def _read_metadata(path: Path) -> tuple[Progress, dict[str, Any]]:
     if not path.is_file():
-        raise RunError(f"{out} holds no run to continue: leave --resume out")
+        raise RunError(f"{path.parent} holds no run to continue: leave --resume out")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        progress, begun = Progress(**json.loads(metadata["progress"])), json.loads(metadata["recipe"])
+        return Progress(**json.loads(metadata["progress"])), json.loads(metadata["recipe"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}): start the run again in another directory") from error
-    for key in sorted({*recipe, *begun}):
-        if begun.get(key) != recipe.get(key):
-            raise RunError(
-                f"the run in {out} was begun with {key} {begun.get(key)!r}, not {recipe.get(key)!r}: "
-                f"give the same, or start a new run in another directory"
-            )
-    torch.set_rng_state(tensors["rng"])
-    for name, parameter in parameters.items():
-        parameter.data.copy_(tensors[f"parameter/{name}"])
-        if f"exp_avg/{name}" in tensors:
-            optimizer.state[parameter] = {
-                key: tensors[f"{key}/{name}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
-            }
-    return progress
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> RunError:
+    return RunError(f"{path} cannot be read ({error}): start the run again in another directory")
+
+
+def _compare(out: Path, recipe: dict[str, Any], begun: dict[str, Any], keys: set[str]) -> None:
+    for key in sorted(keys):
+        ours, theirs = recipe.get(key), begun.get(key)
+        if ours == theirs:
+            continue
+        if key == "learning_rate" and ours is not None and theirs is not None and ours < theirs:
+            continue  # the way on for a run that diverged
+        raise RunError(
+            f"the run in {out} was begun with {key} {theirs!r}, not {ours!r}: "
+            f"give the same, or start a new run in another directory"
+        )

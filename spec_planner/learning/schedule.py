@@ -35,3 +35,20 @@ class Schedule:
         if done < self.warmup:
             return self.learning_rate * max(done / self.warmup, 0.02)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (done - self.warmup) / (1 - self.warmup)))
+
+
+def make_schedule(
+    learning_rate: float,
+    packs_per_step: int,
+    processes: int,
+    packs_in_epoch: int,
+    steps: int | None,
+    epochs: float | None,
+    minutes: float | None,
+    usual_epochs: float,
+) -> Schedule:
+    """From what the user chose; ``usual_epochs`` where no end is given."""
+    per_step = -(-packs_per_step // processes) * processes  # every process has work in every step
+    if steps is None and (epochs is not None or minutes is None):
+        steps = max(1, math.ceil((epochs or usual_epochs) * packs_in_epoch / per_step))
+    return Schedule(learning_rate, per_step, steps, minutes)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from .distributed import Group
+from .files import RunError
 from .run_state import Progress, load_state, save_state
 from .schedule import Schedule
 
+Report = Callable[[float, str], None]  # gets the share done of what goes on (0 at its begin) and a line
 Pack = TypeVar("Pack")  # whatever the learner learns from in one go; ``len`` counts its rows
 
 
@@ -71,7 +73,7 @@ class Trainer(Generic[Pack]):
         group: Group,
         *,
         evaluate_every: int = 50,
-        report: Callable[[float, str], None] = lambda share, line: None,
+        report: Report = lambda share, line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """``report`` gets the share done and a line; ``stop`` is asked after every pass whether to end early."""
@@ -81,7 +83,6 @@ class Trainer(Generic[Pack]):
         self._parameters = list(learner.parameters.values())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
         self.progress = Progress()
-        self._smooth: float | None = None
 
     def resume(self) -> None:
         """Raises ``RunError`` if there is nothing to continue or the recipe is another one."""
@@ -101,7 +102,8 @@ class Trainer(Generic[Pack]):
                 return False
             now = time.monotonic()
             (self.progress.seconds,) = self._group.leader_says([now - begun], self._learner.device)
-            self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
+            smooth = self.progress.loss
+            self.progress.loss = loss if smooth is None else 0.95 * smooth + 0.05 * loss
             self._say((self.progress.tokens - rows_before) / (now - started))
             if self.progress.step % self._evaluate_every == 0:
                 self._evaluate()
@@ -130,7 +132,11 @@ class Trainer(Generic[Pack]):
         self._group.wait()
 
     def _step(self, rate: float) -> float | None:
-        """One optimizer step; the mean loss, or None (and nothing has changed) if asked to stop."""
+        """One optimizer step; the mean loss, or None (and nothing has changed) if asked to stop.
+
+        Raises:
+            RunError: the gradient is not finite; nothing has changed.
+        """
         progress = self.progress
         epoch, index = progress.epoch, progress.pack
         total = count = rows = 0.0
@@ -154,7 +160,12 @@ class Trainer(Generic[Pack]):
             return None
         for parameter in self._parameters:
             parameter.grad.div_(max(count, 1e-9))  # type: ignore[union-attr]
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._schedule.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._schedule.clip)
+        if not torch.isfinite(norm):  # after this step every parameter would be NaN
+            raise RunError(
+                f"the gradient of step {progress.step + 1} is not finite: add --resume to go on from the last state in "
+                f"{self._saving.out} with a lower --learning-rate, or begin again with --precision float32"
+            )
         for settings in self._optimizer.param_groups:
             settings["lr"] = rate
         self._optimizer.step()
@@ -184,16 +195,16 @@ class Trainer(Generic[Pack]):
         if not self._validation:
             return
         record: dict[str, Any] = {"step": self.progress.step, "seconds": round(self.progress.seconds, 1)}
-        if self._smooth is not None:
-            record["loss"] = round(self._smooth, 4)
+        if self.progress.loss is not None:
+            record["loss"] = round(self.progress.loss, 4)
         self.progress.evaluations.append(record | self.evaluate(self._validation))
         self._say(None)
 
     def _say(self, rows_per_second: float | None) -> None:
         progress = self.progress
         parts = [f"step {progress.step}" + (f"/{self._schedule.steps}" if self._schedule.steps else "")]
-        if self._smooth is not None:
-            parts.append(f"loss {self._smooth:.3f}")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.3f}")
         if progress.evaluations:
             parts.append(self._learner.shown(progress.evaluations[-1]))
         if rows_per_second:

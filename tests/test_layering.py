@@ -40,7 +40,7 @@ ALLOWED = {
     },
     "spec_planner/finetune": {
         *{"numpy", "torch", "peft", "safetensors", "spec_planner.learning", "spec_planner.engines.adapter"},
-        *{"spec_planner.language", "spec_planner.tasks.task", "spec_planner.quiet"},
+        *{"spec_planner.language", "spec_planner.tasks.task", "spec_planner.quiet", "spec_planner.engines.identity"},
     },
     "spec_planner/train": {
         *{"numpy", "torch", "safetensors", "spec_planner.learning", "spec_planner.config", "spec_planner.factory"},

@@ -57,6 +57,7 @@ class LocalMixing(nn.Module):
         with torch.no_grad():
             self.base_kernel[:, 0] = 1.0  # the identity
         self.kernel_projection = nn.Linear(hidden_size, 2 * sizes.taps * hidden_size // sizes.group, bias=False)
+        nn.init.zeros_(self.kernel_projection.weight)  # likewise
 
     def kernels(self, x: torch.Tensor) -> torch.Tensor:
         """Normed rows [..., n, d] → coefficients [2 sides, taps, ..., n, d]."""

@@ -108,9 +108,17 @@ class Eagle3Net(nn.Module):
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """Rows [n, d] that ``forward`` returned → logits [n, V_d]."""
-        x = output if self.norm_output else self.norm(output)
-        head = self.head if self.lm_head is None else self.lm_head.weight
-        return F.linear(x.to(head.dtype), head)
+        head = self.head_weight
+        return F.linear(self.before_head(output).to(head.dtype), head)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """[V_d, d], its own or the borrowed one."""
+        return self.head if self.lm_head is None else self.lm_head.weight
+
+    def before_head(self, output: torch.Tensor) -> torch.Tensor:
+        """What of rows [n, d] that ``forward`` returned meets the head."""
+        return output if self.norm_output else self.norm(output)
 
 
 class Eagle3Layer(DecoderLayer):

@@ -38,12 +38,17 @@ class Block(nn.Module):
         self.self_attn = make_attention(config, shapes, norm_offset)
         self.mlp = make_feed_forward(config, shapes)
 
-    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: KVCache,
+                wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
         """hidden [n, d] → [n, d]; the rows go behind ``cache``, which the caller advances.
 
-        Only plain attention takes a ``SparseMask``, the mask of training.
+        Of rows outside ``wanted``, int64 [w], only keys and values are made; the result is [w, d] then. Only plain
+        attention takes that, and a ``SparseMask``: both are for training.
         """
-        return self.finish(hidden, self.self_attn(self.input_layernorm(hidden), positions, mask, cache))
+        x = self.input_layernorm(hidden)
+        if wanted is None:
+            return self.finish(hidden, self.self_attn(x, positions, mask, cache))
+        return self.finish(hidden[wanted], self.self_attn(x, positions, mask, cache, wanted=wanted))
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         hidden = residual + attended

@@ -51,16 +51,17 @@ class MtpModule(nn.Module):
         self.block = Block(config, shapes, form.norm_offset)
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, mask: Mask,
-                cache: KVCache) -> torch.Tensor:  # fmt: skip
+                cache: KVCache, wanted: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
         """Row i of ``hidden`` and ``embedded`` [n, d] stands behind those in ``cache``; returns g [n, d].
 
         Args:
             positions: int64 [n], of the rows' tokens, for RoPE.
             mask: bool [n, cache.length + n], which rows each row sees; None: all. The caller advances the cache.
+            wanted: int64 [w], the rows whose g is asked for, [w, d] then (``Block``); None: all.
         """
         parts = (self.enorm(embedded), self.hnorm(hidden))
         x = self.eh_proj(torch.cat(parts[::-1] if self.form.hidden_first else parts, dim=-1))
-        result: torch.Tensor = self.block(x, positions, mask, cache)
+        result: torch.Tensor = self.block(x, positions, mask, cache, wanted)
         return result
 
 
@@ -80,10 +81,11 @@ class MtpNet(nn.Module):
         return [module.block.new_cache() for module in self.modules_by_depth]
 
     def step(self, depth: int, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor,
-             mask: Mask, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """What the next step gets, and what the head reads, each [n, d]; arguments as for ``MtpModule``."""
+             mask: Mask, cache: KVCache, wanted: torch.Tensor | None = None,
+             ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """What the next step gets, and what the head reads, of the rows asked for; arguments as for ``MtpModule``."""
         module = self.modules_by_depth[depth]
-        made = module(hidden, embedded, positions, mask, cache)
+        made = module(hidden, embedded, positions, mask, cache, wanted)
         normed = module.norm(made)
         return (normed if self.form.recurse_normed else made), normed
 

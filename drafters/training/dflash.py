@@ -4,6 +4,9 @@
     block     anchor x(t), then B − 1 masks, at positions t … t + B − 1; slot j guesses x(t + j)
     a slot sees the context rows before its anchor (the anchor has no hidden state yet) and its own block, both ways
 
+    forced    x(t − m) … x(t − 1), anchor x(t), masks: in two batches of five m is 0, else 1 to 3. While decoding, m
+              tokens that a grammar forced have no hidden states yet: they lead the block and leave the context
+
 Slots near the anchor weigh more, since a draft ends at its first wrong token: by a fixed decay exp(−(j − 1) / γ), or by
 how sure the network is of what comes before and after (D-PACE, 2605.18810).
 
@@ -33,9 +36,11 @@ from .rows import (
     check_options,
     choose_windows,
     drafter_config,
+    head_logits,
     head_rows,
 )
 
+_FORCED = (0, 0, 1, 2, 3)  # m, by lot for every batch of training
 _AT_ONCE = 16  # blocks whose attention is worked out together
 _SURE_AT_LEAST = 0.5  # D-PACE's α: what a probability is drawn up towards 1 by
 
@@ -56,13 +61,13 @@ class DFlashOptions:
 
     layers: int = 3
     block_size: int = 8
-    anchors: int = 128
+    anchors: int = 384
     evaluated_anchors: int = 256
     gamma: float = 0.0
     dpace: bool = False
     feature_layers: tuple[int, ...] = ()
     intermediate: int = 0
-    loss_vocabulary: int = 8192
+    loss_vocabulary: int = 1024
 
 
 class DFlashTrainee:
@@ -95,6 +100,7 @@ class DFlashTrainee:
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         limit = self._options.evaluated_anchors if generator is None else self._options.anchors
         windows = Windows.of(choose_windows(batch.windows(self.depth), limit, generator))
+        forced = 0 if generator is None else self._draw_forced(batch.positions[windows.rows[:, 0]], generator)
         ids, judged, counts = windows.tokens(batch), windows.judged, windows.counts[:, None]
         vocabulary = self._vocabulary.tokens(ids, generator)
         head = head_rows(self._target.head, vocabulary)
@@ -102,8 +108,8 @@ class DFlashTrainee:
         self.net.follow(batch.stacked(self._read).to(self.net.fc.weight.dtype), cache, batch.positions)
         total, count, right = self.net.fc.weight.new_zeros(()), 0.0, []
         for part in torch.arange(len(ids), device=ids.device).split(self._options.anchors):
-            hidden = self._run_blocks(batch, windows.rows[part, 0], cache)
-            logits = self.net.logits(hidden, head)
+            hidden = self._run_blocks(batch, windows.rows[part, 0], cache, forced)
+            logits = head_logits(hidden, head)
             labels = torch.searchsorted(vocabulary, ids[part, 1:])
             entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
             more, correct = self._choose(hidden, logits, ids[part], labels, vocabulary)
@@ -129,18 +135,31 @@ class DFlashTrainee:
         """
         return 0.0, logits.argmax(-1) == labels
 
-    def _run_blocks(self, batch: Batch, anchors: Tensor, cache: GrowingCache) -> Tensor:
-        """Hidden [w, B − 1, d] of the slots behind ``anchors``, int64 [w]; ``cache`` holds a slot per row."""
-        embedding, size, count = self._target.embedding, self._options.block_size, len(anchors)
-        ids = torch.full((count, size), self.net.config.mask_token_id, device=anchors.device)
-        ids[:, 0] = batch.ids[anchors]
-        positions = batch.positions[anchors][:, None] + torch.arange(size, device=anchors.device)
-        before = batch.seen[anchors]
-        before[torch.arange(count, device=anchors.device), anchors] = False
-        block = torch.arange(count, device=anchors.device).repeat_interleave(size)
+    def _run_blocks(self, batch: Batch, anchors: Tensor, cache: GrowingCache, forced: int = 0) -> Tensor:
+        """Hidden [w, B − 1, d] of the slots behind ``anchors``, int64 [w]; ``cache`` holds a slot per row.
+
+        forced: m tokens before each anchor that have no hidden state either; every anchor has so many before it.
+        """
+        place, size, count = anchors.device, forced + self._options.block_size, len(anchors)
+        leading = [anchors]
+        for _ in range(forced):
+            leading.insert(0, batch.previous[leading[0]])
+        spoken = torch.stack(leading, dim=1)  # rows [w, m + 1]
+        ids = torch.full((count, size), self.net.config.mask_token_id, device=place)
+        ids[:, : forced + 1] = batch.ids[spoken]
+        positions = batch.positions[spoken[:, :1]] + torch.arange(size, device=place)
+        before = batch.seen[anchors].scatter(1, spoken, False)
+        block = torch.arange(count, device=place).repeat_interleave(size)
         mask = SparseMask(torch.cat((before[block], block[:, None] == block), dim=1), _AT_ONCE * size)
-        rows = F.embedding(ids, embedding).to(self.net.fc.weight.dtype)
-        return self.net.run_blocks(rows, positions.flatten(), [mask] * self._options.layers, cache)[:, 1:]
+        rows = F.embedding(ids, self._target.embedding).to(self.net.fc.weight.dtype)
+        hidden = self.net.run_blocks(rows, positions.flatten(), [mask] * self._options.layers, cache)
+        return hidden[:, forced + 1 :]
+
+    @staticmethod
+    def _draw_forced(positions: Tensor, generator: torch.Generator) -> int:
+        """m of ``_FORCED``, or what the first of the anchors at ``positions`` has before it where that is less."""
+        drawn = torch.randint(len(_FORCED), (), generator=generator, device=generator.device)
+        return min(_FORCED[int(drawn)], int(positions.min()))
 
     def _weights(self, entropy: Tensor, judged: Tensor) -> Tensor:
         """Of the slots' losses, [w, B − 1]; 0 past the end of an answer."""

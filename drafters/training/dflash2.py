@@ -4,6 +4,10 @@
     candidates    its 16 likeliest tokens; where x(t + j) is not among them it takes the place of the last
     selector      scores them given the token before, x(t + j − 1) as it was said; + cross-entropy among the 16
 
+It starts as DFlash to the bit: mixing as the identity, and the selector's H at zero. Its codebooks are not drawn from
+N(0, 0.02) as published ones are: three factors that small give H and codes no gradient to speak of. They start as
+random projections of the target's embedding and head, twenty times larger, so that H learns at full speed at once.
+
 How the published drafters were trained is not known; this is speculators' recipe. What is judged is what the drafter
 will do: the selector's best candidate after the true token before, and wrong where the true one is no candidate.
 """
@@ -21,6 +25,8 @@ from ..nets.dflash_net import parse_dflash_config
 from .batch import TargetWeights
 from .dflash import DFlashOptions, DFlashTrainee
 from .rows import check_options
+
+_CODE_SIZE = 0.4  # standard deviation of the codebooks' entries at the start
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class DFlash2Trainee(DFlashTrainee):
         if width % options.group:
             raise ValueError(f"option group is {options.group}: it must divide the target's hidden size, {width}")
         super().__init__(target, options)
+        selector = self.net.candidate_selector
+        with torch.no_grad():
+            selector.hidden_projection.weight.zero_()
+            selector.predecessor_codebook.copy_(_codes(target.embedding, options.rank))
+            selector.successor_codebook.copy_(_codes(target.head, options.rank))
 
     def _make_net(self) -> DFlash2Net:
         options = self._options
@@ -79,3 +90,10 @@ class DFlash2Trainee(DFlashTrainee):
         places = (candidates == labels[..., None]).long().argmax(-1)
         entropy = F.cross_entropy(scores.flatten(0, 1), places.flatten(), reduction="none").view(places.shape)
         return self._options.selector_weight * entropy, (scores.argmax(-1) == places) & ~missing
+
+
+def _codes(table: Tensor, rank: int) -> Tensor:
+    """[V, rank] from [V, d]: tokens that are alike get codes that are alike. What all rows share tells none apart."""
+    apart = table.float() - table.float().mean(0)
+    codes = apart @ torch.randn(table.shape[1], rank).to(table.device)
+    return codes * (_CODE_SIZE / codes.std())

@@ -3,8 +3,8 @@
     x(0) … x(i)  →  the draft model  →  q(· | x ≤ i), taught to be the target's p(· | x ≤ i) where an answer is written
     window       x(t)  x(t+1)  …        draft k is its guess after x(t+k−1), having read all before
 
-The loss is the forward KL from p to q, less p's own entropy, which nobody can teach away (2310.08461 compares the
-divergences). The layers begin as some of the target's, spread from the first to the last, so that the first still
+The loss is the cross-entropy of q under p: their forward KL plus p's own entropy, which nobody can teach away
+(2310.08461 compares the divergences). The layers begin as some of the target's, spread from the first to the last, so that the first still
 knows what to do with an embedding and the last what the head reads.
 """
 
@@ -33,13 +33,15 @@ class DraftModelTrainee:
 
         Attributes:
             layers: decoder layers.
+            intermediate: inner units of the feed-forward block, of each layer those with the largest weights (``layer_tensors``); 0: all.
             depth: deepest draft judged; the model itself knows no depth.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
         """
 
         layers: int = 2
-        depth: int = 4
-        loss_vocabulary: int = 8192
+        intermediate: int = 0
+        depth: int = 7
+        loss_vocabulary: int = 1024
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if not 1 <= options.layers <= target.num_layers or options.depth < 1:
@@ -49,8 +51,8 @@ class DraftModelTrainee:
             )
         self._target = target
         chosen = [round(at) for at in torch.linspace(0, target.num_layers - 1, options.layers).tolist()]
-        copies = [layer_tensors(target, layer) for layer in chosen]
-        self._config = {**layer_config(target), "num_hidden_layers": options.layers}
+        copies = [layer_tensors(target, layer, options.intermediate) for layer in chosen]
+        self._config = {**layer_config(target, options.intermediate), "num_hidden_layers": options.layers}
         names = {f"layers.0.{name}" for name in copies[0]}
         self.net = DraftModelNet(self._config, names).to(target.embedding.device)
         for layer, tensors in zip(self.net.layers, copies, strict=True):

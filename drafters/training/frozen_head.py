@@ -4,6 +4,10 @@
 
 The logits of a whole batch at once are the largest thing in training: V is a hundred times d. Since the head gets no
 gradient, the loss and its slope are worked out together, a few rows at a time, and only the slope [m, d] is kept.
+
+Logits reach thirty and more, where bfloat16 has steps of an eighth to a quarter: too coarse to tell the likeliest
+token, or a law. The target's laws are therefore float32 products whatever the type of training, and so is what is
+evaluated; only a drafter that learns has its own logits in the faster type, whose noise its many steps even out.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .batch import Batch, Loss, TargetWeights
-from .rows import Windows, head_rows
+from .rows import Windows, head_logits, head_rows
 
 _AT_ONCE = 1 << 26  # logits that exist at a time, of the drafter and as many of the target
 
@@ -82,10 +86,14 @@ class _ThroughHead(torch.autograd.Function):
     def forward(ctx: Any, made: Tensor, head: Tensor, rows: Tensor, labels: Tensor, weights: Tensor,
                 states: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
         slope = torch.empty_like(made) if ctx.needs_input_grad[0] else None
+        wide = head.float()  # once, where the head is kept in a narrower type
         best, total = torch.empty_like(labels), made.new_zeros((), dtype=torch.float32)
         # In the order of their rows, so that drafts which learn one law lie together and it is worked out once.
         for part in torch.argsort(rows, stable=True).split(max(_AT_ONCE // len(head), 1)):
-            logits = F.linear(made[part].to(head.dtype), head).float()
+            if slope is None:
+                logits = head_logits(made[part], wide)
+            else:
+                logits = F.linear(made[part].to(head.dtype), head).float()
             best[part] = logits.max(dim=-1).indices
             log_sum = logits.logsumexp(-1)
             laws = None
@@ -93,7 +101,7 @@ class _ThroughHead(torch.autograd.Function):
                 expected = logits.gather(1, labels[part, None])[:, 0]
             else:
                 distinct, place = rows[part].unique_consecutive(return_inverse=True)
-                laws = F.linear(states[distinct].to(head.dtype), head).float().softmax(-1)[place]
+                laws = head_logits(states[distinct], wide).softmax(-1)[place]
                 expected = (laws * logits).sum(-1)
             total += (weights[part] * (log_sum - expected)).sum()
             if slope is None:

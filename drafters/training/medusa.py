@@ -5,6 +5,10 @@
     head k    reads h(t−1), guesses x(t+1+k): depth k + 1 of the window, k = 0 … K − 1
 
 The loss is Σ λ^k CE(head k). W and b begin at zero, so at first every head says what the target's own head says.
+
+What is stored has the names of the original repository's ``medusa_lm_head``, and a config with the fields that it, TGI
+and vLLM read; ``version`` "2" there means heads without an output of their own. Of these loaders none was run on it:
+only ours was. vLLM also wants the tensors under names of its own (``nets/medusa_net.py`` knows both).
 """
 
 from __future__ import annotations
@@ -38,12 +42,12 @@ class MedusaTrainee:
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
         """
 
-        num_heads: int = 4
+        num_heads: int = 6
         num_layers: int = 1
         borrows_head: bool = True
         decay: float = 0.8
         soft: bool = True
-        loss_vocabulary: int = 8192
+        loss_vocabulary: int = 1024
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if options.num_heads < 1 or options.num_layers < 1:
@@ -75,7 +79,9 @@ class MedusaTrainee:
             made = torch.stack([head(source) for head in self.net], dim=1)
             return windowed_loss(self._target, batch, windows, made, options.decay, options.soft, tokens)
         rows, labels, weights, judged = drafts(batch, windows, options.decay)
-        logits = torch.stack([F.linear(head[:-1](source), head_rows(head[-1].weight, tokens)) for head in self.net], 1)
+        logits = torch.stack(
+            [head_logits(head[:-1](source), head_rows(head[-1].weight, tokens)) for head in self.net], 1
+        )
         logits, places = logits[judged], torch.searchsorted(tokens, labels)
         if options.soft:
             states = batch.features[self._target.num_layers][rows]
@@ -86,8 +92,15 @@ class MedusaTrainee:
 
     def save(self, directory: Path, note: Mapping[str, Any]) -> None:
         config = {
+            "model_type": "medusa",
+            "hidden_size": self.net.hidden_size,
+            "vocab_size": self.net.vocabulary_size,
+            "num_heads": self._options.num_heads,
+            "num_hidden_layers": self._options.num_layers,
             "medusa_num_heads": self._options.num_heads,
             "medusa_num_layers": self._options.num_layers,
+            "medusa_fc_bias": True,
+            **({"version": "2"} if self._options.borrows_head else {}),
             "base_model_name_or_path": self._target.name,
             "spec_planner": dict(note),
         }

@@ -23,13 +23,18 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..nets.layers import SparseMask
-from ..nets.mtp_net import MtpForm, MtpNet
+from ..nets.layers import SparseMask, causal_mask
+from ..nets.mtp_net import MtpForm, MtpModule, MtpNet
 from .batch import Batch, Loss, TargetWeights
 from .common import GrowingCache, write_checkpoint
 from .frozen_head import windowed_loss
 from .rows import LossVocabulary, Windows
 from .target_layers import ATTEND_AT_ONCE, begin_as, layer_config, layer_tensors
+
+
+_ROWS = 64  # random ones, to see how much a layer adds to its stream
+_REAL_TO_RANDOM = 2.0  # a last layer adds 22 (rms) to what really enters it and 11 to random rows (SmolLM2-135M)
+_EMBEDDING_SHARE = 1 / 3  # of the hidden state's size: 1 and 0.1 begin and learn worse on that target
 
 
 class MtpTrainee:
@@ -39,30 +44,30 @@ class MtpTrainee:
 
         Attributes:
             depth: steps taught, and judged.
+            intermediate: inner units of the feed-forward block, those of the target's last layer with the largest weights (``layer_tensors``); 0: all.
             decay: weight of each step against the one before.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
         """
 
-        depth: int = 4
+        depth: int = 7
+        intermediate: int = 0
         decay: float = 0.8
         soft: bool = True
-        loss_vocabulary: int = 8192
+        loss_vocabulary: int = 1024
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if options.depth < 1:
             raise ValueError(f"an MTP module needs a depth of at least 1, got {options.depth}")
         self._target, self._options = target, options
-        last = layer_tensors(target, target.num_layers - 1)
+        last = layer_tensors(target, target.num_layers - 1, options.intermediate)
         shapes = {name: tensor.shape for name, tensor in last.items()}
-        self._config = layer_config(target)
+        self._config = layer_config(target, options.intermediate)
         self.net = MtpNet(self._config, [shapes], MtpForm()).to(target.embedding.device)
         (module,) = self.net.modules_by_depth
         begin_as(module.block, last)
         begin_as(module.norm, {"weight": target.final_norm})
-        with torch.no_grad():  # u = the two it reads, added: both live in the space of the target's residual stream
-            one = torch.eye(self.net.hidden_size, device=target.embedding.device)
-            module.eh_proj.weight.copy_(torch.cat((one, one), dim=1))
+        _begin_in_the_stream(module, target.final_norm)
         self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
         self.feature_layers = (target.num_layers,)
         self.depth = options.depth
@@ -73,11 +78,11 @@ class MtpTrainee:
         # Step 0, for every row that has one before it: the row of a first token would lack its hidden state.
         fed = (batch.previous >= 0).nonzero()[:, 0]
         states = batch.features[self._target.num_layers][batch.previous[fed]].float()
-        onward, read = self._step(batch, fed, states, batch.seen[fed][:, fed], cache)
         place = torch.full_like(batch.ids, -1)
         place[fed] = torch.arange(len(fed), device=device)
         anchors = windows.rows[:, 0]
-        onward, made = onward[place[anchors]], [read[place[anchors]]]
+        onward, read = self._step(batch, fed, states, batch.seen[fed][:, fed], cache, place[anchors])
+        made = [read]
         mask, own = batch.seen[anchors][:, fed], torch.eye(len(anchors), dtype=torch.bool, device=device)
         for step in range(1, self.depth):
             mask = torch.cat((mask, own), dim=1)
@@ -88,13 +93,17 @@ class MtpTrainee:
         return windowed_loss(self._target, batch, windows, torch.stack(made, 1), options.decay, options.soft, tokens)
 
     def _step(
-        self, batch: Batch, rows: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor, cache: GrowingCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The module at the tokens of ``rows`` [m]: what the next step gets, and what the head reads, [m, d] each."""
+        self, batch: Batch, rows: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor, cache: GrowingCache,
+        wanted: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """The module at the tokens of ``rows`` [m]: what the next step gets, and what the head reads, [m, d] each.
+
+        Of the ``wanted`` among them alone, int64 [w], if given: [w, d].
+        """
         sparse = SparseMask(mask, ATTEND_AT_ONCE)
         embedded = F.embedding(batch.ids[rows], self._target.embedding).float()
         made: tuple[torch.Tensor, torch.Tensor] = self.net.step(
-            0, hidden, embedded, batch.positions[rows], sparse, cache
+            0, hidden, embedded, batch.positions[rows], sparse, cache, wanted
         )
         cache.advance(len(rows))
         return made
@@ -108,3 +117,24 @@ class MtpTrainee:
             rename[name] = f"model.layers.{self._target.num_layers}.{inner}"
         config = {**self._config, "num_nextn_predict_layers": 1, "spec_planner": dict(note)}
         write_checkpoint(directory, self.net, config, rename=rename)
+
+
+@torch.no_grad()
+def _begin_in_the_stream(module: MtpModule, final_norm: torch.Tensor) -> None:
+    """Let u be what enters the target's last layer, as far as h tells, and a little of the embedding.
+
+    h is that stream's end, divided by its rms and multiplied by ``final_norm``; dividing by it again leaves a direction
+    of the stream, and the size is chosen to be what the copied layer adds. With u of size 1 the layer's own output,
+    ten times that, would drown what it reads; making the layer's weights smaller instead would let the steps of Adam,
+    which do not depend on the size of weights, wreck the copy.
+    """
+    one = torch.eye(len(final_norm), device=final_norm.device)
+    module.eh_proj.weight.copy_(torch.cat((one, one), dim=1))
+    rows = torch.randn(_ROWS, len(final_norm), generator=torch.Generator().manual_seed(0)).to(final_norm.device)
+    positions, mask = torch.arange(_ROWS, device=rows.device), causal_mask(_ROWS, 0, rows.device)
+    added = module.block(rows, positions, mask, GrowingCache(1)) - rows
+    size = _REAL_TO_RANDOM * float(added.square().mean(-1).sqrt().median())
+    norm = final_norm.float()
+    rms = norm.square().mean().sqrt()
+    module.hnorm.weight.copy_(size * rms * norm / (norm.square() + (0.1 * rms) ** 2))  # 1 / norm, where it is not tiny
+    module.enorm.weight.fill_(_EMBEDDING_SHARE * size)

@@ -33,23 +33,25 @@ class ParallelTrainee:
 
         Attributes:
             num_heads: K, each a whole decoder layer.
+            intermediate: inner units of the feed-forward block, those of the target's last layer with the largest weights (``layer_tensors``); 0: all.
             decay: weight of each head against the one before.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
         """
 
         num_heads: int = 4
+        intermediate: int = 0
         decay: float = 0.8
         soft: bool = True
-        loss_vocabulary: int = 8192
+        loss_vocabulary: int = 1024
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if options.num_heads < 1:
             raise ValueError(f"parallel MTP needs at least 1 head, got num_heads {options.num_heads}")
         self._target, self._options = target, options
-        last = layer_tensors(target, target.num_layers - 1)
+        last = layer_tensors(target, target.num_layers - 1, options.intermediate)
         shapes = {name: tensor.shape for name, tensor in last.items()}
-        self._config = layer_config(target)
+        self._config = layer_config(target, options.intermediate)
         self.net = ParallelHeads(self._config, [shapes] * options.num_heads).to(target.embedding.device)
         for head in self.net.heads:
             begin_as(head, last)

@@ -95,8 +95,12 @@ def roll_out(net: Eagle1Net | Eagle3Net, batch: Batch, hidden: Tensor, windows: 
 
 
 def head_logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """hidden [..., d] by rows [m, d] of a head → float32 [..., m]."""
-    return F.linear(hidden.to(head.dtype), head).float()
+    """hidden [..., d] by rows [m, d] of a head → float32 [..., m].
+
+    Always a float32 product: logits reach 30 and more, where bfloat16 has steps of a quarter of a nat.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.linear(hidden.float(), head.float())
 
 
 class LossVocabulary:

@@ -14,8 +14,8 @@ from .long_run import Progress, interrupts
 HELP = "Train a LoRA adapter on tasks, so that a target plans well without examples in its prompt."
 EXAMPLES = """\
 The adapter (PEFT's format, float16), its card and the run's state are written to --out. A run that was killed or
-interrupted is continued with the same command and --resume. With --steps or --epochs a continued run ends in the same
-bits as an uninterrupted one; --minutes ends by the clock. Without any of them: --epochs 2.
+interrupted is continued with the same command and --resume. With --steps or --epochs a run continued on a CPU with as
+many threads ends in the same bits as an uninterrupted one; --minutes ends by the clock. Without any: --epochs 2.
 
 examples:
   spec-planner finetune --target default-base --tasks tasks/ --out adapter/ --minutes 60
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--evaluate-every", type=int, default=50, metavar="N", help="steps between evaluations (50)")
     parser.add_argument("--save-seconds", type=float, default=120.0, metavar="X", help="between states on disk (120)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of adapter and order (0)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto, cpu or cuda")
     parser.add_argument(
         "--precision", default="auto", choices=("auto", "float32", "bfloat16"), help="of the base model"
     )

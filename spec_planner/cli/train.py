@@ -13,15 +13,15 @@ from .long_run import Progress, interrupts
 
 HELP = "Train a drafter for a target: the target answers prompts, and the drafter learns to guess its answers."
 EXAMPLES = """\
-Three stages, each kept on disk: the target answers the prompts (responses.jsonl), reads its answers once (features/),
+Three stages, each kept on disk: the target answers the prompts (responses.jsonl), reads its answers once (features-…/),
 and the drafter learns from both. The finished drafter, in the layout in which its kind is published, is <out>/drafter,
 with a card beside it; it is then measured by decoding held-out prompts. A run that was killed or interrupted is
 continued with the same command and --resume; answers and features in --cache are used again by other drafters. With
---steps or --epochs a continued run ends in the same bits as an uninterrupted one; --minutes ends by the clock. Without
-any of them: --epochs 3.
+--steps or --epochs a run continued on a CPU with as many threads ends in the same bits as an uninterrupted one;
+--minutes ends by the clock. Without any of them: --epochs 3.
 
-prompts: tasks as `spec-planner tasks` writes them (a file or the directory), or for another model or use a .txt with an
-instruction per line, or JSON lines {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}.
+prompts: the directory that `spec-planner tasks` writes, or for another model or use a .txt with an instruction per
+line, or JSON lines {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}.
 
 examples:
   spec-planner train --drafter eagle3 --target default --prompts tasks/ --out eagle3/ --cache answers/ --minutes 120
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     learning.add_argument("--save-seconds", type=float, default=120.0, metavar="X", help="between states (120)")
     learning.add_argument("--seed", type=int, default=0, metavar="S", help="of answers, parameters and order (0)")
-    learning.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    learning.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto, cpu or cuda")
     learning.add_argument(
         "--precision", default="auto", choices=("auto", "float32", "bfloat16"), help="of features and products (auto)"
     )

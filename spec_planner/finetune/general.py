@@ -20,16 +20,17 @@ ANSWER_TOKENS, TEMPERATURE = 96, 0.8
 WINDOW = 512  # tokens of prose per pass
 
 
-def general_examples(model: AdaptedModel, encoder: Encoder, out: Path, seed: int) -> list[Example]:
-    """The base model's answers to ``PROMPTS``, sampled once per run and kept in ``out``."""
-    path = out / FILE
-    if not path.is_file():
+def general_examples(model: AdaptedModel, encoder: Encoder, out: Path, identity: str, seed: int) -> list[Example]:
+    """The base model's answers to ``PROMPTS``, sampled once per model (``identity``) and seed and kept in ``out``."""
+    path, made_of = out / FILE, {"target": identity, "seed": seed}
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not isinstance(content, dict) or made_of != {key: content.get(key) for key in made_of}:
         prompts = [encoder.encode_chat(prompt) for prompt in PROMPTS]
         answers = model.sample(prompts, ANSWER_TOKENS, TEMPERATURE, seed)
-        text = json.dumps([[list(p), a] for p, a in zip(prompts, answers, strict=True)])
+        content = {**made_of, "answers": [[list(p), a] for p, a in zip(prompts, answers, strict=True)]}
+        text = json.dumps(content)
         write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
-    pairs = json.loads(path.read_text(encoding="utf-8"))
-    return [Example(np.array([*prompt, *answer], np.int32), len(prompt)) for prompt, answer in pairs]
+    return [Example(np.array([*prompt, *answer], np.int32), len(prompt)) for prompt, answer in content["answers"]]
 
 
 def perplexity(model: AdaptedModel, encoder: Encoder) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import tempfile
 from collections import Counter
@@ -15,6 +14,8 @@ from safetensors.torch import save_file
 
 from ..engines.adapter import CONFIG, WEIGHTS
 from ..learning.corpus import Corpus
+from ..learning.files import RunError, write_whole
+from ..learning.schedule import lowered
 from .adapted_model import AdaptedModel
 
 CARD = "README.md"
@@ -28,26 +29,23 @@ def round_adapter(model: AdaptedModel) -> None:
 
 def write_adapter(model: AdaptedModel, base_name: str, out: Path) -> None:
     """``adapter_config.json`` and ``adapter_model.safetensors``, each complete or not there."""
-    with tempfile.TemporaryDirectory(dir=out, prefix=".adapter-") as folder:
-        scratch = Path(folder)
-        tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in model.adapter_state().items()}
-        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-            raise ArithmeticError("the adapter has values beyond float16: train again with a lower --learning-rate")
-        save_file(tensors, scratch / WEIGHTS, metadata={"format": "pt"})
-        model.adapter_config(base_name).save_pretrained(str(scratch))
-        config = json.loads((scratch / CONFIG).read_text(encoding="utf-8"))
-        config["target_modules"] = sorted(config["target_modules"])  # a set has another order every time
-        (scratch / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        (scratch / WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
-        for name in (WEIGHTS, CONFIG):
-            os.replace(scratch / name, out / name)
+    tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in model.adapter_state().items()}
+    if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
+        raise RunError("the adapter has values beyond float16: train again with a lower --learning-rate")
+    with tempfile.TemporaryDirectory() as folder:
+        model.adapter_config(base_name).save_pretrained(folder)
+        config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+    config["target_modules"] = sorted(config["target_modules"])  # a set has another order every time
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    write_whole(out / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    write_whole(out / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_card(out: Path, summary: dict[str, Any], corpus: Corpus, command: list[str]) -> None:
     """A model card from ``summary`` (see ``run.finetune``)."""
     counts = Counter((lesson.domain, lesson.split) for lesson in corpus.lessons)
     domains, splits = sorted({domain for domain, _ in counts}), sorted({split for _, split in counts})
-    recipe = {**summary["recipe"], **summary["schedule"]}
+    recipe = {**summary["recipe"], **summary["schedule"], **lowered(summary["rates"])}
     lines = [
         f"# LoRA adapter for {summary['target']}: plans in the format of spec_planner",
         "",
@@ -75,4 +73,4 @@ def write_card(out: Path, summary: dict[str, Any], corpus: Corpus, command: list
     ]
     lines += [f"| {domain} | {' | '.join(str(counts[domain, split]) for split in splits)} |" for domain in domains]
     lines += ["", "## Recipe", *(f"- {name}: {value}" for name, value in recipe.items() if value is not None), ""]
-    (out / CARD).write_text("\n".join(lines), encoding="utf-8")
+    write_whole(out / CARD, lambda path: path.write_text("\n".join(lines), encoding="utf-8"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +11,21 @@ from typing import Any
 
 import torch
 
+from ..engines.identity import target_identity
 from ..language.tokenizer import Tokenizer
 from ..learning.corpus import Encoder, read_corpus
-from ..learning.devices import choose_device, choose_dtype
+from ..learning.devices import choose_device, choose_dtype, describe
 from ..learning.distributed import Group
-from ..learning.files import RunError
-from ..learning.run_state import FILE, Progress
-from ..learning.schedule import Schedule
-from ..learning.trainer import Saving, Trainer
+from ..learning.files import RunError, alone, sweep
+from ..learning.run_state import FILE, Progress, check_recipe
+from ..learning.schedule import Schedule, make_schedule
+from ..learning.trainer import Report, Saving, Trainer
 from ..tasks.task import TRAIN, VALIDATION
 from .adapted_model import AdaptedModel
 from .general import general_examples, perplexity
 from .learner import PlanLearner
 from .result import round_adapter, write_adapter, write_card
 from .stream import Mix, PackStream, validation_packs
-
-Report = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,25 @@ class Settings:
 
     def check(self) -> None:
         """Raises ``RunError`` for a value no run can have."""
-        for name in ("steps", "epochs", "minutes", "rank", "learning_rate", "batch_tokens", "pack_tokens"):
+        positive = (
+            "steps",
+            "epochs",
+            "minutes",
+            "rank",
+            "learning_rate",
+            "batch_tokens",
+            "pack_tokens",
+            "evaluate_every",
+        )
+        for name in positive:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise RunError(f"--{name.replace('_', '-')} must be greater than 0, got {value}")
-        for name in ("vary_share", "general_share"):
-            if not 0 <= getattr(self, name) <= (1 if name == "vary_share" else 0.5):
-                raise RunError(f"--{name.replace('_', '-')} is out of range: {getattr(self, name)}")
+        if not 0 <= self.save_seconds < math.inf:
+            raise RunError(f"--save-seconds must be 0 or greater, got {self.save_seconds}")
+        for flag, share, most in (("--vary-skills", self.vary_share, 1), ("--general", self.general_share, 0.5)):
+            if not 0 <= share <= most:
+                raise RunError(f"{flag} must be a share from 0 to {most}, got {share}")
         if self.steps is not None and self.epochs is not None:
             raise RunError("--steps and --epochs say the same thing: give one of them")
 
@@ -86,32 +97,45 @@ def finetune(
     out = settings.out
     if not resume and (out / FILE).exists():
         raise RunError(f"{out} already holds a run: add --resume to continue it, or name another directory")
-    with Group() as group:
-        device = choose_device(settings.device)
-        dtype = {"auto": choose_dtype(device), "float32": torch.float32, "bfloat16": torch.bfloat16}[settings.precision]
+    device = choose_device(settings.device)
+    corpus = read_corpus(settings.tasks)
+    encoder = Encoder(Tokenizer(settings.target))
+    alpha, identity = 2 * settings.rank, target_identity(settings.target)
+    if resume:  # before the model is loaded
+        check_recipe(out, {"target": settings.target.name, "weights": identity, "tasks": corpus.fingerprint})
+    with Group(device) as group, alone(out) if group.leads else contextlib.nullcontext():
+        if group.leads:
+            sweep(out)
+        dtype = choose_dtype(settings.precision, device)
         say: Report = report if group.leads else lambda share, line: None
-        corpus = read_corpus(settings.tasks)
-        encoder = Encoder(Tokenizer(settings.target))
-        out.mkdir(parents=True, exist_ok=True)
         say(0.0, f"loading {settings.target.name} ({str(dtype).removeprefix('torch.')} on {device})")
-        alpha = 2 * settings.rank
         model = AdaptedModel(settings.target, settings.rank, alpha, settings.seed, device, dtype)
         before = perplexity(model, encoder)
         general = []
         if settings.general_share:
             if group.leads:
                 say(0.0, "sampling everyday answers of the base model (once per run)")
-                general_examples(model, encoder, out, settings.seed)
+                general_examples(model, encoder, out, identity, settings.seed)
             group.wait()
-            general = general_examples(model, encoder, out, settings.seed)
+            general = general_examples(model, encoder, out, identity, settings.seed)
         say(0.0, f"reading {len(corpus.lessons)} tasks of {', '.join(corpus.skills)}")
         mix = Mix(settings.pack_tokens, settings.vary_share, settings.general_share)
         stream = PackStream(corpus.of(TRAIN), corpus.skills, encoder, general, mix, settings.seed)
         held_out = [encoder.encode(each, corpus.skills[each.domain]) for each in corpus.of(VALIDATION)]
         validation = validation_packs(held_out, settings.pack_tokens, settings.validation_tasks)
-        schedule = _schedule(settings, stream.packs_in_epoch(0), group.size)
+        schedule = make_schedule(
+            settings.learning_rate,
+            max(1, round(settings.batch_tokens / settings.pack_tokens)),
+            group.size,
+            stream.packs_in_epoch(0),
+            settings.steps,
+            settings.epochs,
+            settings.minutes,
+            usual_epochs=2,
+        )
         recipe = {
             "target": settings.target.name,
+            "weights": identity,
             "tasks": corpus.fingerprint,
             "rank": settings.rank,
             "alpha": alpha,
@@ -136,12 +160,12 @@ def finetune(
         )
         if resume:
             trainer.resume()
-            say(schedule.done(trainer.progress), f"continuing after step {trainer.progress.step}")
         if not trainer.run():
             return None
         say(1.0, "evaluating the adapter as it is stored, in float16")
         round_adapter(model)
-        final = trainer.evaluate(validation_packs(held_out, settings.pack_tokens, settings.final_tasks))
+        last = validation_packs(held_out, settings.pack_tokens, settings.final_tasks)
+        final = trainer.evaluate(last) if last else None  # tasks may have no validation split
         after = perplexity(model, encoder)
         summary = _summary(settings, trainer.progress, recipe, schedule, device, group)
         summary["numbers"] = _numbers(trainer.progress, final, before, after)
@@ -159,9 +183,6 @@ def _summary(
     device: torch.device,
     group: Group,
 ) -> dict[str, Any]:
-    where = f"{torch.get_num_threads()} threads ({platform.machine()})"
-    if device.type == "cuda":
-        where = f"{group.size} x {torch.cuda.get_device_name(device)}"
     return {
         "target": settings.target.name,
         "out": str(settings.out),
@@ -169,28 +190,22 @@ def _summary(
         "tokens": progress.tokens,
         "minutes": progress.seconds / 60,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
-        "device": where,
+        "device": describe(device, group.size),
         "dtype": recipe["dtype"],
         "recipe": recipe,
         "schedule": {"steps": schedule.steps, "minutes": schedule.minutes, "warmup": schedule.warmup},
+        "rates": progress.rates,
         "evaluations": progress.evaluations,
     }
 
 
-def _numbers(progress: Progress, final: dict[str, Any], before: float, after: float) -> dict[str, tuple[str, str]]:
-    """Title → before and after."""
+def _numbers(
+    progress: Progress, final: dict[str, Any] | None, before: float, after: float
+) -> dict[str, tuple[str, str]]:
+    """Title → before and after; ``final``: the last evaluation, if there was any."""
     numbers = {"perplexity of general prose": (f"{before:.2f}", f"{after:.2f}")}
-    if progress.evaluations:
+    if progress.evaluations and final is not None:
         first = progress.evaluations[0]
         numbers["validation loss"] = (f"{first['validation_loss']:.4f}", f"{final['validation_loss']:.4f}")
         numbers["validation plans exact"] = (f"{first['exact']:.1%}", f"{final['exact']:.1%}")
     return numbers
-
-
-def _schedule(settings: Settings, packs_in_epoch: int, processes: int) -> Schedule:
-    per_step = max(1, round(settings.batch_tokens / settings.pack_tokens))
-    per_step = -(-per_step // processes) * processes  # every process has work in every step
-    steps = settings.steps
-    if steps is None and (settings.epochs is not None or settings.minutes is None):
-        steps = max(1, math.ceil((settings.epochs or 2) * packs_in_epoch / per_step))
-    return Schedule(settings.learning_rate, per_step, steps, settings.minutes)

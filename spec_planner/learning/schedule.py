@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .run_state import Progress
@@ -52,3 +53,8 @@ def make_schedule(
     if steps is None and (epochs is not None or minutes is None):
         steps = max(1, math.ceil((epochs or usual_epochs) * packs_in_epoch / per_step))
     return Schedule(learning_rate, per_step, steps, minutes)
+
+
+def lowered(rates: Sequence[Sequence[float]]) -> dict[str, float]:
+    """For a card: the rates of the parts of a run that was continued with a lower one (``Progress.rates``)."""
+    return {f"learning_rate before step {step + 1:.0f}": rate for step, rate in rates}

@@ -86,7 +86,12 @@ class Trainer(Generic[Pack]):
 
     def resume(self) -> None:
         """Raises ``RunError`` if there is nothing to continue or the recipe is another one."""
-        self.progress = load_state(self._saving.out, self._saving.recipe, self._learner.parameters, self._optimizer)
+        saving = self._saving
+        progress = self.progress = load_state(saving.out, saving.recipe, self._learner.parameters, self._optimizer)
+        line = f"continuing after step {progress.step}"
+        if progress.rates and progress.rates[-1][0] == progress.step:
+            line += f", with learning rate {self._schedule.learning_rate} instead of {progress.rates[-1][1]}"
+        self._report(self._schedule.done(progress), line)
 
     def run(self) -> bool:
         """Train to the schedule's end; False if stopped early. The state is on disk either way."""

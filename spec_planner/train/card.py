@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..learning.schedule import lowered
 from .responses import Response
 
 
@@ -20,7 +21,8 @@ def count_responses(responses: Sequence[Response]) -> dict[str, dict[str, int]]:
 
 def card_text(summary: Mapping[str, Any], command: Sequence[str]) -> str:
     """From the summary of ``run.train``."""
-    real, data = summary["measured"], summary["responses"]
+    real, data, answers = summary["measured"], summary["responses"], summary["answers"]
+    most = summary["options"].get("evaluated_anchors")
     lines = [
         f"# Drafter {summary['drafter']} for {summary['target']}",
         "",
@@ -33,7 +35,8 @@ def card_text(summary: Mapping[str, Any], command: Sequence[str]) -> str:
         "## Measured",
         f"Greedy decoding of {real['prompts']} prompts of {', '.join(real['splits'])}, none of them learned from, "
         f"{real['num_draft_tokens']} draft tokens, chains, {real['engine']} {real['precision']}; tokens identical to "
-        f"plain decoding: {'yes' if summary['identical'] else 'no'}.",
+        f"plain decoding: {'yes' if summary['identical'] else 'no'}. Tokens per pass include those that the grammar "
+        "forces, which need no drafter.",
         "",
         "| drafter | tokens per verify pass | passes that kept at least 1, 2, … drafts |",
         "|---|---|---|",
@@ -43,7 +46,10 @@ def card_text(summary: Mapping[str, Any], command: Sequence[str]) -> str:
     lines += [
         "",
         "## Training",
-        "Validation: answers of split `validation`, every position an anchor, greedy chains, no grammar.",
+        "Validation: answers of split `validation`, "
+        + (f"at most {most} anchors a pack, evenly spaced" if most else "every position an anchor")
+        + ", greedy chains, no grammar. Loss and validation loss are not to be compared: training may sample "
+        "vocabulary and anchors and add noise, validation does not.",
         "",
         "| step | seconds | loss | validation loss | tokens per pass | chance that k drafts are right |",
         "|---|---|---|---|---|---|",
@@ -57,13 +63,15 @@ def card_text(summary: Mapping[str, Any], command: Sequence[str]) -> str:
     lines += [
         "",
         "## Data",
-        "Answers of the target itself, by domain and split:",
+        f"Answers of the target itself, at most {answers['max_tokens']} tokens each, at temperatures "
+        f"{', '.join(f'{value:g}' for value in answers['temperatures'])} in turn, by domain and split:",
         "",
         f"| | {' | '.join(splits)} |",
         f"|---|{'---|' * len(splits)}",
     ]
     lines += [f"| {name} | {' | '.join(str(counts.get(s, 0)) for s in splits)} |" for name, counts in data.items()]
-    recipe = {**summary["recipe"], **summary["schedule"]}
+    options = {f"option {name}": value for name, value in summary["options"].items()}
+    recipe = {**options, **summary["recipe"], **summary["schedule"], **lowered(summary["rates"])}
     lines += ["", "## Recipe", *(f"- {name}: {value}" for name, value in recipe.items() if value is not None), ""]
     return "\n".join(lines)
 

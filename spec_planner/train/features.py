@@ -16,8 +16,9 @@ from ..learning.distributed import Group
 from ..learning.files import RunError
 from ..learning.packed_target import PackedTarget
 from ..learning.packing import Example, Pack, draw_packs, families, make_pack
+from ..learning.trainer import Report
 from ..tasks.task import TRAIN, VALIDATION
-from .responses import Report, Response
+from .responses import Response
 from .shards import BYTES_PER_VALUE, FeatureStore
 
 SPARE = 1.05  # of the disk that is needed, for what else a run writes
@@ -42,7 +43,7 @@ def pack_responses(responses: Sequence[Response], pack_tokens: int, seed: int) -
 def fingerprint(responses: Sequence[Response]) -> str:
     digest = hashlib.sha256()
     for each in responses:
-        digest.update(repr((each.split, each.prompt_ids, each.answer_ids)).encode())
+        digest.update(repr((each.split, tuple(each.prompt_ids), tuple(each.answer_ids))).encode())
     return digest.hexdigest()[:16]
 
 
@@ -73,9 +74,12 @@ def write_features(
     report: Report,
     stop: Callable[[], bool],
 ) -> bool:
-    """Compute what is missing, the shards shared among the processes of ``group``; False if stopped early."""
+    """Compute what is missing, the shards shared among the processes of ``group``; False if stopped early.
+
+    A shard's number says whose it is: what is missing changes while the others write.
+    """
     missing = store.missing(layers)
-    own = sorted(missing)[group.rank :: group.size]
+    own = [number for number in sorted(missing) if number % group.size == group.rank]
     if not own:
         return True
     target = load()

@@ -20,7 +20,7 @@ from .batches import Drawn
 
 
 def read_target_weights(
-    directory: Path, device: torch.device, dtype: torch.dtype, answers: Iterable[tuple[int, ...]] = ()
+    directory: Path, device: torch.device, dtype: torch.dtype, answers: Iterable[Iterable[int]] = ()
 ) -> TargetWeights:
     """What a drafter reads of the target in ``directory``; ``answers``: ids whose tokens are counted.
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from ..decoding.contracts import Drafter
 from ..decoding.metrics import RunMetrics, StepMetrics, summarize
 from ..decoding.sampling import SamplingParams
+from ..learning.trainer import Report
 from ..tasks.task import ACTIVITY_HELD_OUT, VALIDATION, WORDING_HELD_OUT
 from .deployment import Deployment
 from .prompts import Prompt, Prompts
-
-Report = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)

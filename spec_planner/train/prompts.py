@@ -101,7 +101,7 @@ def _read_plain(place: Path) -> Prompts:
     content = place.read_bytes()
     found: dict[str, Prompt] = {}
     try:
-        lines = content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8").split("\n")  # splitlines would also cut at U+2028 and others inside of text
     except UnicodeDecodeError as error:
         raise CorpusError(f"{place} is not UTF-8 text ({error}): write it again") from error
     for number, line in enumerate(lines, 1):

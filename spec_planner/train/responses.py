@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,14 +17,13 @@ from typing import Any
 
 from ..decoding.sampling import SamplingParams
 from ..learning.files import RunError
+from ..learning.trainer import Report
 from ..tasks.task import TRAIN, VALIDATION
 from .deployment import Deployment
 from .expert_drafter import ExpertDrafter
 from .prompts import Prompt, Prompts
 
 DRAFT_TOKENS = 31  # the widest draft of the expert's answer
-
-Report = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer of the target, up to and with the token that ends it."""
+    """An answer of the target, up to and with the token that ends it.
 
-    prompt: str  # the prompt's key
+    Attributes:
+        prompt: its key.
+        prompt_ids, answer_ids: as read from the file, ``array("i")``, which takes 4 bytes a token.
+    """
+
+    prompt: str
     turn: int
     domain: str
     split: str
     temperature: float
     seed: int
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
+    answer_ids: Sequence[int]
 
 
 def plan_jobs(
@@ -114,16 +119,11 @@ class ResponseFile:
         """Every answer there is, by prompt and turn."""
         found = {}
         for path in self._files():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
-                try:
-                    content = json.loads(line)
-                    content |= {name: tuple(content[name]) for name in ("prompt_ids", "answer_ids")}
-                    response = Response(**content)
-                except (ValueError, KeyError, TypeError) as error:
-                    raise RunError(
-                        f"{path}, line {number} is no answer ({error}): delete the line, and it is written again"
-                    ) from error
-                found[response.prompt, response.turn] = response
+            with path.open("rb") as file:
+                file.readline()  # the header
+                for number, line in enumerate(file, 2):
+                    response = _response(line, path, number)
+                    found[response.prompt, response.turn] = response
         return found
 
     def append(self, response: Response) -> None:
@@ -131,7 +131,8 @@ class ResponseFile:
         with self._path.open("a", encoding="utf-8") as file:
             if new:
                 file.write(json.dumps(self._header) + "\n")
-            file.write(json.dumps(asdict(response)) + "\n")
+            ids = {"prompt_ids": list(response.prompt_ids), "answer_ids": list(response.answer_ids)}
+            file.write(json.dumps(asdict(response) | ids) + "\n")
 
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("responses*.jsonl"))
@@ -149,6 +150,28 @@ class ResponseFile:
                     f"the answers in {path} were made with {key} {begun.get(key)!r}, not {self._header.get(key)!r}: "
                     f"give the same, or name another --cache"
                 )
+
+
+def check_prompts(prompts: Sequence[Prompt], deployment: Deployment, report: Report, stop: Callable[[], bool]) -> None:
+    """Make every prompt as it will be asked, so that hours of answers do not end at one that cannot be.
+
+    Raises:
+        RunError: a prompt cannot be asked; the message names it.
+    """
+    for number, prompt in enumerate(prompts):
+        if stop():
+            return
+        try:
+            length = len(deployment.ask(prompt).ids)
+        except ValueError as error:
+            raise RunError(f"prompt {prompt.key} cannot be asked: {error}") from error
+        room = deployment.info.context_length
+        if length >= room:
+            raise RunError(
+                f"prompt {prompt.key} cannot be asked: it has {length} tokens and the context {room}, at least one of "
+                f"them for the answer: leave it out, or raise --context-length"
+            )
+        report((number + 1) / len(prompts), f"prompts checked {number + 1}/{len(prompts)}")
 
 
 def write_responses(
@@ -183,6 +206,16 @@ def write_responses(
             f"answers {number + 1}/{len(jobs)}, {rate:.0f} tokens/s, {tokens / passes:.1f} tokens per pass",
         )
     return True
+
+
+def _response(line: bytes, path: Path, number: int) -> Response:
+    try:
+        content = json.loads(line)
+        return Response(**content | {name: array("i", content[name]) for name in ("prompt_ids", "answer_ids")})
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise RunError(
+            f"{path}, line {number} is no answer ({error}): delete the line, and it is written again"
+        ) from error
 
 
 def _number(text: str) -> int:

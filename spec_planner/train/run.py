@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import platform
-import tempfile
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from drafters.training.trainee import Trainee, make_trainee
+from drafters.training.trainee import Trainee, make_trainee, trainee_class
 
 from ..config import PlannerConfig
 from ..engines.decoder_config import read_decoder_config
 from ..engines.identity import target_identity
-from ..learning.devices import choose_device, choose_dtype
+from ..learning.devices import choose_device, choose_dtype, describe
 from ..learning.distributed import Group
-from ..learning.files import RunError, alone, write_whole
+from ..learning.files import RunError, alone, sweep, write_whole
 from ..learning.packed_target import PackedTarget
-from ..learning.run_state import FILE
-from ..learning.schedule import Schedule
-from ..learning.trainer import Saving, Trainer
+from ..learning.run_state import FILE, check_recipe
+from ..learning.schedule import make_schedule
+from ..learning.trainer import Report, Saving, Trainer
 from ..tasks.task import TRAIN, VALIDATION
 from .batches import BatchStream, StoredBatches
 from .card import card_text, count_responses
@@ -35,9 +31,10 @@ from .features import check_disk, fingerprint, pack_responses, write_features
 from .learner import DrafterLearner, read_target_weights
 from .measure import Measured, choose_prompts, measure
 from .prompts import read_prompts
-from .responses import Report, Response, ResponseFile, plan_jobs, write_responses
+from .responses import Response, ResponseFile, check_prompts, plan_jobs, write_responses
+from .result import write_drafter
 from .settings import Settings
-from .shards import FeatureStore
+from .shards import FeatureStore, features_folder
 
 PATIENCE = timedelta(hours=24)  # of processes that are done with their answers: others may still be writing
 LEAST_DRAFT = 7  # draft tokens of the final measurement, unless the drafter goes deeper
@@ -60,21 +57,24 @@ def train(
         raise RunError(f"{settings.out} already holds a run: add --resume to continue it, or name another directory")
     if resume and not settings.out.is_dir():
         raise RunError(f"{settings.out} holds no run to continue: leave --resume out")
-    with Group(PATIENCE) as group:
-        run = _Run(settings, group, report if group.leads else lambda share, line: None, stop)
-        return run.all_stages(resume, command)
+    device = choose_device(settings.device)
+    with Group(device, PATIENCE) as group:
+        run = _Run(settings, device, group, report if group.leads else lambda share, line: None, stop)
+        with alone(settings.out) if group.leads else contextlib.nullcontext():
+            if group.leads:
+                sweep(settings.out)
+            return run.all_stages(resume and (settings.out / FILE).is_file(), command)
 
 
 class _Run:
     """One process's part of a run."""
 
-    def __init__(self, settings: Settings, group: Group, report: Report, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, settings: Settings, device: torch.device, group: Group, report: Report, stop: Callable[[], bool]
+    ) -> None:
         """Everything that can be refused without work is refused here."""
-        self.settings, self.group, self.report, self.stop = settings, group, report, stop
-        self.device = choose_device(settings.device)
-        self.dtype = {"auto": choose_dtype(self.device), "float32": torch.float32, "bfloat16": torch.bfloat16}[
-            settings.precision
-        ]
+        self.settings, self.device, self.group, self.report, self.stop = settings, device, group, report, stop
+        self.dtype = choose_dtype(settings.precision, device)
         self.config = PlannerConfig(
             model=str(settings.target),
             engine=settings.engine,
@@ -96,17 +96,19 @@ class _Run:
         for layer in self.stored_layers:
             if not 0 <= layer <= last:
                 raise RunError(f"there is no hidden state {layer}: target {settings.target.name} has 0 to {last}")
-        settings.out.mkdir(parents=True, exist_ok=True)
 
     def all_stages(self, resume: bool, command: Sequence[str]) -> dict[str, Any] | None:
+        """``resume``: there is a state to continue from."""
         with alone(self.settings.cache) if self.group.leads else contextlib.nullcontext():
             responses = self.respond()
             if responses is None:
                 return None
-            store, header = self.features(responses)
+            store, header = self.features(responses, resume)
         if store is None:
             return None
+        counts = count_responses(responses)
         trainee = self.make_trainee(each.answer_ids for each in responses if each.split == TRAIN)
+        del responses  # may be large, and what is needed of them lies on disk
         learner = DrafterLearner(trainee, self.device, self.dtype)
         trained = self.learn(learner, store, header, resume)
         if trained is None:
@@ -117,10 +119,11 @@ class _Run:
             "drafter": self.settings.drafter,
             "target": self.settings.target.name,
             "out": str(self.settings.out),
-            "responses": count_responses(responses),
+            "responses": counts,
             "parameters": sum(value.numel() for value in learner.parameters.values()),
         }
-        directory = self.put_in_place(trainee, summary)
+        note = {key: summary[key] for key in ("drafter", "steps", "recipe")} | {"target": self.identity}
+        directory = write_drafter(trainee, self.settings.out, note)
         measured = self.measure(directory, max(LEAST_DRAFT, trainee.depth))
         if measured is None:
             return None
@@ -152,19 +155,25 @@ class _Run:
             file.repair()
         group.wait()
         there = file.read()
+        group.wait()  # or a slow process would see answers of a quick one, and divide other work
         left = [job for job in self.jobs if job.key not in there]
         share = -(-len(left) // group.size)
         own = left[group.rank * share : (group.rank + 1) * share]
         if own:
-            self.report(0.0, f"the target answers {len(left)} of {len(self.jobs)} prompts")
             with self.deploy() as deployment:
+                self.report(0.0, "checking the prompts")
+                asked = {job.prompt.key: job.prompt for job in own}
+                if group.leads:
+                    asked |= {prompt.key: prompt for prompt in choose_prompts(self.prompts, settings.final_prompts)}
+                check_prompts(list(asked.values()), deployment, self.report, self.stop)
+                self.report(0.0, f"the target answers {len(left)} of {len(self.jobs)} prompts")
                 write_responses(own, file, deployment, self.report, self.stop)
         if self.anyone_stopped():
             return None
         there = file.read()
         return [there[job.key] for job in self.jobs]
 
-    def features(self, responses: list[Response]) -> tuple[FeatureStore | None, dict[str, Any]]:
+    def features(self, responses: list[Response], resume: bool) -> tuple[FeatureStore | None, dict[str, Any]]:
         """Stage 2: the store with all that is needed in it, None if stopped early; and what it was made of."""
         settings, group = self.settings, self.group
         header = {
@@ -174,10 +183,12 @@ class _Run:
             "seed": settings.seed,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
-        directory = settings.cache / "features"
+        if resume:
+            check_recipe(settings.out, self.recipe(header))
+        directory = settings.cache / features_folder(header)
         store = FeatureStore(directory)
         if group.leads:
-            store.sweep()
+            sweep(directory)
         if group.leads and not store.open(header):
             self.report(0.0, f"packing {len(responses)} answers")
             store.create(header, pack_responses(responses, settings.pack_tokens, settings.seed))
@@ -191,6 +202,17 @@ class _Run:
         write_features(store, self.stored_layers, load, group, self.report, self.stop)
         return (None if self.anyone_stopped() else store), header
 
+    def recipe(self, header: dict[str, Any]) -> dict[str, Any]:
+        """What must not change over a run."""
+        settings = self.settings
+        return {
+            "drafter": settings.drafter,
+            **{f"option {name}": value for name, value in sorted(settings.options.items())},
+            **header,
+            "features": list(self.layers),
+            "learning_rate": settings.learning_rate,
+        }
+
     def learn(
         self, learner: DrafterLearner, store: FeatureStore, header: dict[str, Any], resume: bool
     ) -> dict[str, Any] | None:
@@ -198,15 +220,17 @@ class _Run:
         settings = self.settings
         layers, device, dtype = self.layers, self.device, self.dtype
         batches = StoredBatches(store, TRAIN, layers, device, dtype)
-        schedule = _schedule(settings, len(batches), self.group.size)
-        recipe = {
-            "drafter": settings.drafter,
-            **{f"option {name}": value for name, value in sorted(settings.options.items())},
-            **header,
-            "features": list(layers),
-            "learning_rate": settings.learning_rate,
-            "packs_per_step": schedule.packs_per_step,
-        }
+        schedule = make_schedule(
+            settings.learning_rate,
+            settings.batch_packs,
+            self.group.size,
+            len(batches),
+            settings.steps,
+            settings.epochs,
+            settings.minutes,
+            usual_epochs=3,
+        )
+        recipe = self.recipe(header) | {"packs_per_step": schedule.packs_per_step}
         trainer = Trainer(
             learner,
             BatchStream(batches, settings.seed),
@@ -219,45 +243,32 @@ class _Run:
             stop=self.stop,
         )
         self.report(0.0, f"learning from {len(batches)} packs, {schedule.packs_per_step} a step")
-        if resume and (settings.out / FILE).is_file():
+        if resume:
             trainer.resume()
-            self.report(schedule.done(trainer.progress), f"continuing after step {trainer.progress.step}")
         if not trainer.run():
             return None
         progress = trainer.progress
         if progress.evaluations[-1]["step"] != progress.step:
             last = trainer.evaluate(StoredBatches(store, VALIDATION, layers, device, dtype))
             progress.evaluations.append({"step": progress.step, "seconds": round(progress.seconds, 1)} | last)
-        where = f"{torch.get_num_threads()} threads ({platform.machine()})"
-        if device.type == "cuda":
-            where = f"{self.group.size} x {torch.cuda.get_device_name(device)}"
         return {
             "steps": progress.step,
             "tokens": progress.tokens,
             "minutes": progress.seconds / 60,
-            "device": where,
+            "device": describe(device, self.group.size),
             "dtype": header["dtype"],
             "recipe": recipe,
+            "options": self.options(),
+            "answers": {"temperatures": list(settings.temperatures), "max_tokens": settings.max_tokens},
             "schedule": {"steps": schedule.steps, "minutes": schedule.minutes, "warmup": schedule.warmup},
+            "rates": progress.rates,
             "evaluations": progress.evaluations,
         }
 
-    def put_in_place(self, trainee: Trainee, summary: dict[str, Any]) -> Path:
-        """Write the drafter, and give it its name when it is whole."""
-        note = {key: summary[key] for key in ("drafter", "steps", "recipe")} | {"target": self.identity}
-        out, place = self.settings.out, self.settings.out / "drafter"
-        with tempfile.TemporaryDirectory(dir=out, prefix=".drafter-") as folder:
-            scratch = Path(folder) / "new"
-            scratch.mkdir()
-            trainee.save(scratch, note)
-            for path in scratch.iterdir():
-                path.chmod(0o644)  # safetensors writes for the owner only
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            if place.exists():
-                place.rename(Path(folder) / "old")
-            scratch.rename(place)
-        return place
+    def options(self) -> dict[str, Any]:
+        """Those of the drafter, with the defaults of those that were not given."""
+        fields = dataclasses.fields(trainee_class(self.settings.drafter).Options)
+        return {field.name: self.settings.options.get(field.name, field.default) for field in fields}
 
     def measure(self, directory: Path, num_draft_tokens: int) -> dict[str, Any] | None:
         """The finished drafter beside prompt lookup; None if stopped early."""
@@ -288,14 +299,6 @@ def _numbers(measured: Measured, name: str, deployment: Deployment) -> dict[str,
         "by_depth": runs[name]["by_depth"],
         "lookup_acceptance_length": runs["lookup"]["acceptance_length"],
         "identical": measured.identical,
-        "measured": asdict(measured)
+        "measured": dataclasses.asdict(measured)
         | {"runs": runs, "engine": deployment.info.engine, "precision": deployment.info.precision},
     }
-
-
-def _schedule(settings: Settings, packs_in_epoch: int, processes: int) -> Schedule:
-    per_step = -(-settings.batch_packs // processes) * processes  # every process has work in every step
-    steps = settings.steps
-    if steps is None and (settings.epochs is not None or settings.minutes is None):
-        steps = max(1, math.ceil((settings.epochs or 3) * packs_in_epoch / per_step))
-    return Schedule(settings.learning_rate, per_step, steps, settings.minutes)

@@ -53,6 +53,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise RunError(f"--{name.replace('_', '-')} must be greater than 0, got {value}")
+        if not 0 <= self.save_seconds < math.inf:
+            raise RunError(f"--save-seconds must be 0 or greater, got {self.save_seconds}")
+        if self.out.resolve() == self.cache.resolve():
+            raise RunError(f"--out and --cache are both {self.out}: name two directories")
         if self.steps is not None and self.epochs is not None:
             raise RunError("--steps and --epochs say the same thing: give one of them")
         if not self.temperatures or not all(value >= 0 and math.isfinite(value) for value in self.temperatures):

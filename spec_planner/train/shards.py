@@ -4,12 +4,15 @@
     shard-00012.layer-15.safetensors    ``hidden`` [rows, d], bfloat16: hidden state 15 (Hugging Face) of all these rows
     index.json                          what the packs were made of, and which shards there are; written last
 
+The folder is called by what the packs were made of: other answers, or another target's, lie beside it.
+
 A file is there whole or not at all, so a run that is killed loses the shard it was at and no more, and a drafter that
 reads other layers adds files to those there are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +42,11 @@ class Shard:
     rows: tuple[int, ...]
 
 
+def features_folder(header: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode()).hexdigest()
+    return f"features-{digest[:12]}"
+
+
 class FeatureStore:
     """The folder. Raises ``RunError`` wherever a file in it cannot be read."""
 
@@ -66,7 +74,7 @@ class FeatureStore:
             if begun.get(key) != header.get(key):
                 raise RunError(
                     f"the features in {self._directory} were made with {key} {begun.get(key)!r}, not "
-                    f"{header.get(key)!r}: give the same, name another --cache, or delete that folder"
+                    f"{header.get(key)!r}: delete that folder, or name another --cache"
                 )
         self.shards = shards
         return True
@@ -84,11 +92,6 @@ class FeatureStore:
         index = json.dumps({"header": dict(header), "shards": [asdict(shard) for shard in shards]})
         write_whole(self._directory / "index.json", lambda path: path.write_text(index, encoding="utf-8"))
         self.shards = tuple(shards)
-
-    def sweep(self) -> None:
-        """Delete what killed runs left unfinished; for the only one who writes here."""
-        for path in self._directory.glob(".*.safetensors.*"):
-            path.unlink()
 
     def packs(self, shard: int) -> list[PackRows]:
         if shard not in self._packs:

@@ -16,12 +16,17 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from safetensors.torch import load_file  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from spec_planner.engines.checkpoint import load_weights  # noqa: E402
 from spec_planner.engines.decoder_config import read_decoder_config  # noqa: E402
+from spec_planner.finetune.adapted_model import AdaptedModel  # noqa: E402
+from spec_planner.finetune.general import general_examples  # noqa: E402
 from spec_planner.finetune.run import Settings, finetune  # noqa: E402
-from spec_planner.learning.files import RunError  # noqa: E402
+from spec_planner.language.tokenizer import Tokenizer  # noqa: E402
+from spec_planner.learning.corpus import Encoder  # noqa: E402
+from spec_planner.learning.files import RunError, alone  # noqa: E402
 from tests.finetune.corpora import write_tasks  # noqa: E402
 from tests.models import make_tiny_model  # noqa: E402
 
@@ -69,6 +74,34 @@ def test_a_run_learns_and_leaves_adapter_and_card(finished):
     assert config["base_model_name_or_path"] == "tiny" and (config["r"], config["lora_alpha"]) == (4, 8)
     card = (settings.out / "README.md").read_text()
     assert "| toy | 20 | 4 |" in card and "spec-planner finetune" in card and str(settings.out.parent) not in card
+
+
+def test_tasks_without_a_validation_split_are_trained_on(settings, tmp_path):
+    import shutil
+
+    tasks = shutil.copytree(settings.tasks, tmp_path / "tasks")
+    lines = (tasks / "toy.jsonl").read_text().splitlines()
+    (tasks / "toy.jsonl").write_text("".join(line + "\n" for line in lines if '"train"' in line))
+    out = tmp_path / "out"
+    summary = run(dataclasses.replace(settings, tasks=tasks, out=out, steps=1, general_share=0.0))
+    assert list(summary["numbers"]) == ["perplexity of general prose"] and (out / WEIGHTS).is_file()
+
+
+def test_everyday_answers_are_those_of_this_model_and_seed(finished, tmp_path):
+    settings, _ = finished
+    device, place = torch.device("cpu"), tmp_path / "general.json"
+    model, encoder = AdaptedModel(settings.target, 4, 8, 0, device, torch.float32), Encoder(Tokenizer(settings.target))
+    place.write_text("[]")  # without a word of what it was made of
+
+    def made(identity, seed):
+        general_examples(model, encoder, tmp_path, identity, seed)
+        return place.read_bytes()
+
+    first = made("weights-a", 0)
+    changed = place.stat().st_mtime_ns
+    assert made("weights-a", 0) == first and place.stat().st_mtime_ns == changed
+    others = [made(*of) for of in (("weights-b", 0), ("weights-a", 1))]
+    assert json.loads(others[0])["answers"] == json.loads(first)["answers"] != json.loads(others[1])["answers"]
 
 
 def test_peft_loads_the_adapter(finished):
@@ -179,8 +212,24 @@ def test_what_cannot_be_continued_is_refused(finished, settings, tmp_path):
         run(dataclasses.replace(settings, out=tmp_path / "none"), resume=True)
     with pytest.raises(ValueError, match="holds no task file"):
         run(dataclasses.replace(settings, out=tmp_path / "none", tasks=tmp_path))
-    with pytest.raises(RunError, match="--steps must be greater than 0"):
-        run(dataclasses.replace(settings, steps=0))
+    for changed, sentence in (
+        ({"steps": 0}, "--steps must be greater than 0"),
+        ({"evaluate_every": 0}, "--evaluate-every must be greater than 0"),
+        ({"save_seconds": float("nan")}, "--save-seconds must be 0 or greater, got nan"),
+        ({"vary_share": 1.5}, "--vary-skills must be a share from 0 to 1, got 1.5"),
+        ({"general_share": 0.6}, "--general must be a share from 0 to 0.5, got 0.6"),
+    ):
+        with pytest.raises(RunError, match=sentence):
+            run(dataclasses.replace(settings, **changed))
+    with alone(tmp_path / "busy"), pytest.raises(RunError, match="another run is writing to .*busy"):
+        run(dataclasses.replace(settings, out=tmp_path / "busy"))
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    with safe_open(whole.out / "state.safetensors", framework="pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys() if "lora_A" not in name}  # noqa: SIM118
+        save_file(kept, torn / "state.safetensors", file.metadata())
+    with pytest.raises(RunError, match=r"torn/state.safetensors cannot be read \('parameter/.*: start the run again"):
+        run(dataclasses.replace(whole, out=torn), resume=True)
 
 
 def test_a_run_by_the_clock_ends(settings, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_planner.learning.files import RunError, alone, write_whole
+from spec_planner.learning.files import RunError, alone, scratch_folder, sweep, write_whole
 
 
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
@@ -31,3 +31,15 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
         pass
     with alone(tmp_path / "cache"):
         pass
+
+
+def test_what_a_kill_leaves_is_swept_and_nothing_else(tmp_path):
+    for name in (".state.safetensors.77", "state.safetensors", ".lock", ".gitignore"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".drafter.77" / "new").mkdir(parents=True)
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".gitignore", ".lock", "state.safetensors"]
+    with pytest.raises(OSError), scratch_folder(tmp_path, "drafter") as folder:  # noqa: PT011
+        (folder / "new").mkdir()
+        raise OSError
+    assert not list(tmp_path.glob(".drafter*"))

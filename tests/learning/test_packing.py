@@ -100,6 +100,12 @@ def test_every_answer_token_is_asked_for_by_its_sequences():
     assert [node.start for node in pack.nodes] == [0, *ends[:-1]] and ends[-1] == len(pack)
 
 
+def test_sequences_are_ordered_by_their_ids():
+    examples = [Example(np.array(ids, np.int32), 0) for ids in ([70000, 1], [2], [2, 0], [300, 5], [1, 99999])]
+    by_key = [example.ids.tolist() for example in sorted(examples, key=lambda example: example.order)]
+    assert by_key == sorted(example.ids.tolist() for example in examples)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_every_sequence_is_found_again_by_its_end(seed):
     examples = random_examples(seed)

@@ -51,9 +51,9 @@ def store(tmp_path, target):
     return store
 
 
-def write(store, target, layers=LAYERS, stop=lambda: False, lines=None):
+def write(store, target, layers=LAYERS, stop=lambda: False, lines=None, group=None):
     said = (lambda share, line: None) if lines is None else (lambda share, line: lines.append(line))
-    return write_features(store, layers, lambda: target, Group(), said, stop)
+    return write_features(store, layers, lambda: target, group or Group(CPU), said, stop)
 
 
 def tapped(directory, ids):
@@ -109,6 +109,18 @@ def test_only_what_is_missing_is_computed(store, target, tmp_path):
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     lines: list[str] = []
     assert write(again, target, lines=lines) and lines == []
+
+
+def test_processes_share_the_shards_however_late_one_looks(tmp_path, target, monkeypatch):
+    store, packs = FeatureStore(tmp_path), pack_responses(responses(), 60, 0)
+    monkeypatch.setattr("spec_planner.train.shards.PACKS_PER_SHARD", 1)
+    store.create({}, packs)
+    assert len(store.shards) > 3
+    for rank in ("0", "1"):  # the second one looks when the first is done
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        assert write(store, target, group=Group(CPU))
+    assert store.missing(LAYERS) == {}
 
 
 def test_a_stop_leaves_whole_shards_only(tmp_path, target):

@@ -114,6 +114,8 @@ def test_plain_prompts_in_their_three_forms(tmp_path):
     chats.write_text("".join(json.dumps({"messages": [{"role": "user", "content": line}]}) + "\n" for line in asked))
     first, second, third = (read_prompts(path) for path in (text, lines, chats))
     assert first.all == second.all == third.all and len(first.of("validation")) == 2
+    text.write_text("\n".join([*asked, "One\u2028question?"]))
+    assert any(prompt.messages[0]["content"] == "One\u2028question?" for prompt in read_prompts(text).all)
     chats.write_text('{"messages": [{"role": "user"}]}\n')
     with pytest.raises(CorpusError, match="c.jsonl, line 1 is no prompt"):
         read_prompts(chats)

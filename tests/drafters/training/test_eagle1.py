@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from drafters.checkpoint import read_config, read_tensors
+from drafters.nets.layers import KVCache, causal_mask
 from drafters.training.eagle1 import Eagle1Options, Eagle1Trainee
 from tests.drafters.training.rows_support import (
     check_alignment,
@@ -44,7 +47,7 @@ def test_stored_it_drafts_as_it_was_judged(tmp_path, layers):
 def test_features_and_law_of_the_anchor_are_what_its_row_learns():
     """A network that puts out the true features has no regression loss, and the law's own entropy."""
     weights = toy_weights()
-    trainee, batch = made(weights, ce_weight=1.0, depth=1), toy_batch(weights, 0)
+    trainee, batch = made(weights, ce_weight=1.0, depth=1, steps=1), toy_batch(weights, 0)
     completed = batch.features[8][batch.previous >= 0]
     trainee.net.forward = lambda ids, hidden, positions, mask, cache, wanted: completed[wanted]
     rows, counts = batch.windows(1)[:, 0].unique(return_counts=True)
@@ -54,12 +57,52 @@ def test_features_and_law_of_the_anchor_are_what_its_row_learns():
     assert loss.count == len(batch.windows(1)) and loss.right[:, 0].all()
 
 
-def test_in_training_few_anchors_are_judged():
+def test_steps_after_the_first_feed_on_the_networks_own_outputs():
+    """Two steps by hand: anchors' base rows, then the rows of what follows them, each on what step 0 put out."""
     weights = toy_weights()
-    loss = made(weights, judged_anchors=7).loss(toy_batch(weights, 0), torch.Generator().manual_seed(0))
-    assert loss.right.shape == (7, 4)
+    trainee, batch = made(weights, ce_weight=0.0, depth=2, steps=2), toy_batch(weights, 0)
+    windows, features, net = batch.windows(2), batch.features[8], trainee.net
+    expected, terms = 0.0, 0
+    with torch.no_grad():
+        for path in batch.paths:
+            ids, states = batch.ids[path.rows], features[path.rows]
+            for t in range(path.answer, len(ids) - 1):
+                cache, hidden = KVCache(1, net.sizes.num_kv_heads, net.sizes.head_dim), states[:t]
+                for step in range(min(2, len(ids) - 1 - t)):
+                    ran = ids[1 : t + 1] if not step else ids[t + step][None]
+                    places = torch.arange(t) if not step else torch.tensor([t + step - 1])
+                    mask = causal_mask(len(ran), cache.length)
+                    hidden = net(ran, hidden, places, mask, cache)[-1:]
+                    expected += F.smooth_l1_loss(hidden[0], states[t + step])
+                    terms += 1
+        loss = trainee.loss(batch)
+    torch.testing.assert_close(loss.sum, expected)
+    assert loss.count == terms and len(loss.right) == len(windows)
+
+
+def test_at_first_it_repeats_the_feature_and_hears_the_token():
+    weights = toy_weights()
+    net = made(weights).net
+    hidden, ids = torch.randn(50, 32), torch.arange(50) % 40
+    fused = net.fc(torch.cat((weights.embedding[ids], hidden), dim=-1))
+    moved = fused - hidden
+    assert 0.8 < moved.square().mean().sqrt() < 1.25
+    torch.testing.assert_close(moved[:10], moved[40:])  # by the token alone
+
+
+def test_in_training_nothing_is_judged():
+    weights = toy_weights()
+    loss = made(weights).loss(toy_batch(weights, 0), torch.Generator().manual_seed(0))
+    assert loss.right.shape == loss.judged.shape == (0, 4) and loss.count > 0
+
+
+def test_it_is_stored_without_a_bias(tmp_path):
+    made(toy_weights()).save(tmp_path, {})
+    assert "fc.bias" not in read_tensors(tmp_path) and read_config(tmp_path)["bias"] is False
 
 
 def test_options_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="option depth must be at least 1"):
         made(toy_weights(), depth=0)
+    with pytest.raises(ValueError, match="option steps is 5: at most depth, 4, can be learnt"):
+        made(toy_weights(), steps=5)

@@ -38,6 +38,25 @@ def test_it_is_the_plain_loss(monkeypatch, soft, at_once):
     assert torch.equal(again, total)
 
 
+def test_what_is_evaluated_and_the_targets_laws_are_not_rounded():
+    """Logits of thirty, a twentieth apart: in bfloat16 they are equal."""
+    head = torch.full((4, 8), 30.0 / 8)
+    head[2] += 0.05 / 8
+    head[3] += 0.1 / 8
+    states = torch.ones(1, 8)
+    rows, weights = torch.zeros(1, dtype=torch.int64), torch.ones(1)
+    plain, alike = (F.linear(states, each) for each in (head, head.to(torch.bfloat16).float()))
+    assert float(alike.max() - alike.min()) == 0 and float(plain.max() - plain.min()) > 0.09
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            total, best = frozen_head.loss_through_head(states, head, rows, rows, weights, states)
+        made = torch.zeros(1, 8, requires_grad=True)  # all tokens alike: its slope is (1/4 − p) · head
+        (slope,) = torch.autograd.grad(frozen_head.loss_through_head(made, head, rows, rows, weights, states)[0], made)
+    assert best.item() == 3
+    torch.testing.assert_close(total, soft_cross_entropy(plain, plain).sum())
+    assert bool((slope < 0).all()) or bool(slope.abs().max() > 0)
+
+
 def test_no_draft_at_all_costs_nothing():
     made = torch.zeros(0, 8, requires_grad=True)
     none = torch.zeros(0, dtype=torch.int64)

@@ -4,8 +4,8 @@
     window       x(t)  x(t+1)  …        draft k is its guess after x(t+k−1), having read all before
 
 The loss is the cross-entropy of q under p: their forward KL plus p's own entropy, which nobody can teach away
-(2310.08461 compares the divergences). The layers begin as some of the target's, spread from the first to the last, so that the first still
-knows what to do with an embedding and the last what the head reads.
+(2310.08461 compares the divergences). The layers begin as some of the target's, spread from the first to the last, so
+that the first still knows what to do with an embedding and the last what the head reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class DraftModelTrainee:
 
         Attributes:
             layers: decoder layers.
-            intermediate: inner units of the feed-forward block, of each layer those with the largest weights (``layer_tensors``); 0: all.
+            intermediate: inner units that each layer keeps, those of the largest weights
+                (``target_layers.layer_tensors``); 0: all.
             depth: deepest draft judged; the model itself knows no depth.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
         """

@@ -6,6 +6,9 @@
 The paper has step 0 alone, from true features with noise on them. Drafts feed on guessed ones, so some more steps are
 learnt as HASS does (2408.15766), and all are judged so, in evaluation: the chain runs on its own outputs
 (``rows.roll_out``).
+
+All starts as drawn. To start ``fc`` as [embedding made as large as features, identity] is worse: it says the token
+before with confidence. Over 40 steps on a 135M target the loss stood at 12.0, against 5.3 as drawn.
 """
 
 from __future__ import annotations
@@ -31,8 +34,6 @@ from .rows import (
     head_rows,
     roll_out,
 )
-
-_QUIET = 0.1  # of a layer's outputs at the start
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,6 @@ class Eagle1Trainee:
         }
         self.net = Eagle1Net(self._config, ()).to(target.embedding.device)
         self.net.embedding, self.net.head = target.embedding, target.head
-        self._start()
         self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
 
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
@@ -111,18 +111,3 @@ class Eagle1Trainee:
             return features
         uniform = torch.rand(features.shape, generator=generator, device=generator.device).to(features.device)
         return features + (2 * uniform - 1) * self._options.noise
-
-    def _start(self) -> None:
-        """At first: the feature it was given, moved by the token as much as all else is large, and little more.
-
-        Drawn as linear maps are, ``fc`` would not see the token: embeddings are often far smaller than features.
-        """
-        size = self.net.hidden_size
-        spread = self._target.embedding.float().square().mean().sqrt()
-        with torch.no_grad():
-            weight = self.net.fc.weight  # [d, embedding and feature]
-            weight[:, :size].normal_().div_(size**0.5 * spread)
-            weight[:, size:].copy_(torch.eye(size))
-            for layer in self.net.layers:
-                layer.self_attn.o_proj.weight.mul_(_QUIET)
-                layer.mlp.down_proj.weight.mul_(_QUIET)

@@ -7,6 +7,11 @@ Tokens are given, features are not asked for, and gradients flow through all ste
 The draft vocabulary is what the target says most. A step whose token lies outside of it teaches nothing and counts as
 wrong. (The paper asks whether the target's likeliest token lies outside. Answers are the target's own, so the token it
 did write says nearly the same, and spares the full head.)
+
+At first it is the target's last layer run on the highest of its features, and does not see the others or the token but
+through attention. With ``fc_norm``, features come in at size 1, so what the layer adds is made smaller alike; and where
+a dimension of the target's stream is far larger than others (``stream_sizes.py``), the norm's weight brings it down
+and ``fc`` up again, since Adam would else follow it alone.
 """
 
 from __future__ import annotations
@@ -31,9 +36,8 @@ from .rows import (
     roll_out,
     take_over,
 )
-
-# Taken over from the target's last layer. Its other matrices and norms belong to rows of another width or origin.
-_LIKE_THE_TARGETS = ("self_attn.o_proj.", "mlp.", "post_attention_layernorm.")
+from .stream_sizes import stream_sizes
+from .target_layers import layer_tensors
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,12 @@ class Eagle3Options:
     intermediate: inner size of the feed-forward block; 0 takes the target's.
     """
 
-    depth: int = 5
-    draft_vocabulary: int = 4096
+    depth: int = 7
+    draft_vocabulary: int = 2048
     decay: float = 0.8
     feature_layers: tuple[int, ...] = ()
-    fc_norm: bool = False
-    norm_output: bool = False
+    fc_norm: bool = True
+    norm_output: bool = True
     intermediate: int = 0
 
 
@@ -84,6 +88,8 @@ class Eagle3Trainee:
             "fc_norm": options.fc_norm,
             "norm_output": options.norm_output,
         }
+        if options.feature_layers:  # for loaders that know the field of this place alone: hidden states, not outputs
+            self._config["eagle_aux_hidden_state_layer_ids"] = list(self._read)
         self.net = Eagle3Net(self._config, ()).to(device)
         self.net.embedding, self.net.head = target.embedding, target.head
         self._start()
@@ -98,7 +104,7 @@ class Eagle3Trainee:
         hidden = self.net.fuse(batch.stacked(self._read).to(self.net.fc.weight.dtype))
         total, right = hidden.new_zeros(()), []
         for step, output in enumerate(roll_out(self.net, batch, hidden, windows.rows, self.depth)):
-            logits = self.net.logits(output)
+            logits = head_logits(self.net.before_head(output), self.net.head_weight)
             total = total + (soft_cross_entropy(logits, laws[place[:, step]]) * weights[:, step]).sum()
             right.append(logits.argmax(-1) == labels[:, step])
         judged = windows.judged[windows.places]
@@ -112,10 +118,33 @@ class Eagle3Trainee:
             extra = {"d2t": offsets, "t2d": self._draft_ids >= 0}
         write_checkpoint(directory, self.net, self._config | {"spec_planner": dict(note)}, extra, rename)
 
+    @torch.no_grad()
     def _start(self) -> None:
-        """What is of the target's shapes starts as the target's; the rest stays as drawn."""
-        layer = self._target.layer(self._target.num_layers - 1)
-        take_over(self.net.layers[0], {name: t for name, t in layer.items() if name.startswith(_LIKE_THE_TARGETS)})
-        take_over(self.net.norm, {"weight": self._target.final_norm})
-        if self.net.lm_head is not None:
-            take_over(self.net.lm_head, {"weight": self._target.head[self._kept]})
+        """See the module; what is of no shape of the target's stays as drawn."""
+        net, first, width = self.net, self.net.layers[0], self.net.hidden_size
+        tensors = layer_tensors(self._target, self._target.num_layers - 1, self._options.intermediate)
+        take_over(first, {name: t for name, t in tensors.items() if name != "input_layernorm.weight"})
+        take_over(net.norm, {"weight": self._target.final_norm})
+        if net.lm_head is not None:
+            take_over(net.lm_head, {"weight": self._target.head[self._kept]})
+        if "input_layernorm.weight" in tensors:
+            take_over(first.hidden_norm, {"weight": tensors["input_layernorm.weight"]})
+        # Queries and keys that the target norms are of any size before; here there is no such norm.
+        for name in ("v",) if "self_attn.q_norm.weight" in tensors else ("q", "k", "v"):
+            if f"self_attn.{name}_proj.weight" in tensors:
+                half = getattr(first.self_attn, f"{name}_proj").weight[:, width:]  # the token's half stands before
+                half.copy_(tensors[f"self_attn.{name}_proj.weight"])
+        highest = max(range(len(self._read)), key=lambda i: self._read[i])
+        net.fc.weight.zero_()
+        blocks = net.fc.weight.view(width, len(self._read), width)
+        if net.fc_norm is None:
+            blocks[:, highest].copy_(torch.eye(width))
+            return
+        sizes = stream_sizes(self._target, self._read)  # [m, d]
+        shares = sizes / sizes.square().mean(1, keepdim=True).sqrt()
+        for norm, share in zip(net.fc_norm, shares, strict=True):
+            norm.weight.copy_(1 / share.clamp(min=1))
+        blocks[:, highest].copy_(torch.diag(shares[highest].clamp(min=1)))
+        size = sizes[highest].square().mean().sqrt()
+        first.self_attn.o_proj.weight.div_(size)
+        first.mlp.down_proj.weight.div_(size)

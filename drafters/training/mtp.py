@@ -31,7 +31,6 @@ from .frozen_head import windowed_loss
 from .rows import LossVocabulary, Windows
 from .target_layers import ATTEND_AT_ONCE, begin_as, layer_config, layer_tensors
 
-
 _ROWS = 64  # random ones, to see how much a layer adds to its stream
 _REAL_TO_RANDOM = 2.0  # a last layer adds 22 (rms) to what really enters it and 11 to random rows (SmolLM2-135M)
 _EMBEDDING_SHARE = 1 / 3  # of the hidden state's size: 1 and 0.1 begin and learn worse on that target
@@ -44,7 +43,8 @@ class MtpTrainee:
 
         Attributes:
             depth: steps taught, and judged.
-            intermediate: inner units of the feed-forward block, those of the target's last layer with the largest weights (``layer_tensors``); 0: all.
+            intermediate: inner units that the copy of the last layer keeps, those of the largest weights
+                (``target_layers.layer_tensors``); 0: all.
             decay: weight of each step against the one before.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.

@@ -33,7 +33,8 @@ class ParallelTrainee:
 
         Attributes:
             num_heads: K, each a whole decoder layer.
-            intermediate: inner units of the feed-forward block, those of the target's last layer with the largest weights (``layer_tensors``); 0: all.
+            intermediate: inner units that each copy of the last layer keeps, those of the largest weights
+                (``target_layers.layer_tensors``); 0: all.
             decay: weight of each head against the one before.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.

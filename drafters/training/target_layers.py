@@ -24,7 +24,7 @@ def layer_config(target: TargetWeights, intermediate: int = 0) -> dict[str, Any]
     """The part of the target's config that its decoder layers are made from; ``intermediate`` as in ``layer_tensors``.
 
     Rotary positions are named the newer way (``rope_parameters``) where the target's are, and the older way always:
-    serving engines that read drafters know the latter alone, and would take their own default for the base.
+    readers that know the latter alone would take their own default for the base.
     """
     config = {name: target.config[name] for name in _FIELDS if name in target.config}
     rotary = dict(config.get("rope_parameters") or {})

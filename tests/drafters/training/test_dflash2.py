@@ -8,10 +8,19 @@ from torch.nn import functional as F
 
 from drafters.checkpoint import detect
 from drafters.nets.dflash2_net import LocalMixing
+from drafters.training.dflash import DFlashOptions, DFlashTrainee
 from drafters.training.dflash2 import DFlash2Options, DFlash2Trainee
-from tests.drafters.training.rows_support import check_alignment, check_gradients, learn, real_target, toy_weights
+from tests.drafters.training.rows_support import (
+    check_alignment,
+    check_gradients,
+    learn,
+    real_target,
+    toy_batch,
+    toy_weights,
+)
 
 SMALL = {"layers": 2, "block_size": 5, "anchors": 20, "loss_vocabulary": 24, "rank": 8, "top_k": 4, "group": 8}
+PLAIN = DFlashOptions(layers=2, block_size=5, anchors=20)
 
 
 def made(weights, seed: int = 0, **options) -> DFlash2Trainee:
@@ -45,6 +54,22 @@ def test_stored_it_drafts_as_it_was_judged(tmp_path):
     (tmp_path / "drafter").mkdir()
     check_alignment(stirred(made(weights)), target, tmp_path / "drafter")
     assert detect(tmp_path / "drafter") == "dflash2"
+
+
+def test_it_starts_as_dflash():
+    """Same hidden states and same choices as a DFlash of the same weights; and the selector learns from step one."""
+    weights = toy_weights()
+    trainee, plain, batch = made(weights), DFlashTrainee(weights, PLAIN), toy_batch(weights, 0)
+    own = plain.net.state_dict()
+    plain.net.load_state_dict({name: value for name, value in trainee.net.state_dict().items() if name in own})
+    ours, theirs = trainee.loss(batch), plain.loss(batch)
+    assert torch.equal(ours.right, theirs.right)
+    ours.sum.backward()
+    selector = trainee.net.candidate_selector
+    size = selector.hidden_projection.weight.grad.abs().mean()
+    assert size > 0.1 * trainee.net.fc.weight.grad.abs().mean()
+    for book in (selector.predecessor_codebook, selector.successor_codebook):
+        assert book.std().item() == pytest.approx(0.4, rel=1e-3) and book.mean().abs() < 1e-3
 
 
 def test_mixing_stays_within_a_block():

@@ -32,6 +32,11 @@ def test_it_drafts_as_judged(tmp_path, family):
     assert not any("embed" in name or "head" in name for name in tensor_names(tmp_path / "drafter"))
 
 
+def test_with_fewer_inner_units_it_drafts_as_judged(tmp_path):
+    trainee, _ = check_it_drafts_as_judged(tmp_path, "draft-model", "llama", 8, 3e-3, depth="5", intermediate="16")
+    assert trainee.net.layers[1].mlp.gate_proj.weight.shape == (16, 32)
+
+
 def test_answers_do_not_see_each_other(tmp_path):
     check_paths_do_not_see_each_other(tmp_path, "draft-model")
 

@@ -80,16 +80,6 @@ def test_steps_after_the_first_feed_on_the_networks_own_outputs():
     assert loss.count == terms and len(loss.right) == len(windows)
 
 
-def test_at_first_it_repeats_the_feature_and_hears_the_token():
-    weights = toy_weights()
-    net = made(weights).net
-    hidden, ids = torch.randn(50, 32), torch.arange(50) % 40
-    fused = net.fc(torch.cat((weights.embedding[ids], hidden), dim=-1))
-    moved = fused - hidden
-    assert 0.8 < moved.square().mean().sqrt() < 1.25
-    torch.testing.assert_close(moved[:10], moved[40:])  # by the token alone
-
-
 def test_in_training_nothing_is_judged():
     weights = toy_weights()
     loss = made(weights).loss(toy_batch(weights, 0), torch.Generator().manual_seed(0))

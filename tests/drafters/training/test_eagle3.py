@@ -6,9 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from drafters.checkpoint import detect, read_config, read_tensors
+from drafters.nets.eagle3_net import Eagle3Net
+from drafters.nets.layers import KVCache
 from drafters.training.eagle3 import Eagle3Options, Eagle3Trainee
+from drafters.training.target_layers import layer_tensors
 from tests.drafters.training.rows_support import (
     CYCLE,
     WORDS,
@@ -16,6 +20,7 @@ from tests.drafters.training.rows_support import (
     check_gradients,
     learn,
     real_target,
+    think,
     toy_batch,
     toy_weights,
 )
@@ -36,14 +41,17 @@ def test_it_learns():
 
 def test_every_parameter_learns():
     weights = toy_weights()
-    check_gradients(made(weights, fc_norm=True, norm_output=True), weights, draws=False)
+    trainee = made(weights, fc_norm=True, norm_output=True)
+    with torch.no_grad():  # of all but the highest feature it starts at 0, and their norms learn a step later
+        trainee.net.fc.weight.add_(0.01 * torch.randn_like(trainee.net.fc.weight))
+    check_gradients(trainee, weights, draws=False)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"draft_vocabulary": 30}, {"draft_vocabulary": 0}, {"fc_norm": True, "norm_output": True},
-     {"feature_layers": (6, 1)}],
-    ids=["reduced", "borrowed-head", "3.1", "two-layers"],
+    [{"draft_vocabulary": 30}, {"draft_vocabulary": 0}, {"fc_norm": False, "norm_output": False},
+     {"feature_layers": (6, 1)}, {"intermediate": 20}],
+    ids=["reduced", "borrowed-head", "without-norms", "two-layers", "narrow"],
 )  # fmt: skip
 def test_stored_it_drafts_as_it_was_judged(tmp_path, options):
     target, weights = real_target(tmp_path / "target")
@@ -71,7 +79,32 @@ def test_what_has_the_targets_shape_starts_as_the_targets():
     layer, given = made(weights).net.layers[0], weights.layer(7)
     assert torch.equal(layer.mlp.up_proj.weight, given["mlp.up_proj.weight"])
     assert torch.equal(layer.self_attn.o_proj.weight, given["self_attn.o_proj.weight"])
+    narrow, kept = made(weights, intermediate=20).net.layers[0].mlp, layer_tensors(weights, 7, 20)
+    assert torch.equal(narrow.down_proj.weight, kept["mlp.down_proj.weight"])
     assert torch.equal(made(weights).net.lm_head.weight[:CYCLE], weights.head[:CYCLE])
+
+
+@pytest.mark.parametrize("norms", [True, False])
+def test_at_first_it_is_the_targets_last_layer_on_its_highest_feature(tmp_path, norms):
+    """At T's last but one hidden state, one row and token half unheard, its output is the last, but for its size."""
+    target, weights = real_target(tmp_path / "target")
+    net = made(weights, feature_layers=(2, 7), fc_norm=norms, norm_output=True).net
+    states = think(target, [5], (2, 7, 8))
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(net.layers[0].self_attn, name).weight[:, :32] = 0.0
+        hidden = net.fuse(states[:, :2])
+        assert F.cosine_similarity(hidden, states[:, 1])[0] > 0.9999
+        output = net(torch.tensor([5]), hidden, torch.tensor([0]), None, KVCache(1, 2, 8))
+    likeness = F.cosine_similarity(output, states[:, 2])[0]
+    assert likeness > (0.95 if norms else 0.9999)  # with norms, as far as this row is of the usual size
+
+
+def test_the_layers_it_reads_are_named_in_both_ways(tmp_path):
+    made(toy_weights(), feature_layers=(6, 1)).save(tmp_path, {})
+    config = read_config(tmp_path)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [5, 0]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [6, 1] == list(Eagle3Net.feature_layers(config, 8))
 
 
 def test_tokens_outside_the_draft_vocabulary_teach_nothing_and_are_wrong():

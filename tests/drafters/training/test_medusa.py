@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -21,8 +23,14 @@ def test_it_learns(tmp_path, options):
 
 @pytest.mark.parametrize("options", [*FORMS, {"borrows_head": "false", "soft": "false"}], ids=str)
 def test_it_drafts_as_judged(tmp_path, options):
-    check_it_drafts_as_judged(tmp_path, "medusa", "llama", 15, 2e-2, **options)
+    check_it_drafts_as_judged(tmp_path, "medusa", "llama", 20, 2e-2, **options)
     assert detect(tmp_path / "drafter") == "medusa"
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    heads, layers = int(options.get("num_heads", 6)), int(options.get("num_layers", 1))
+    assert config["medusa_num_heads"] == config["num_heads"] == heads
+    assert config["medusa_num_layers"] == config["num_hidden_layers"] == layers
+    assert (config["hidden_size"], config["vocab_size"], config["medusa_fc_bias"]) == (32, 64, True)
+    assert config.get("version") == ("2" if options.get("borrows_head", "true") == "true" else None)
 
 
 @pytest.mark.parametrize("soft", ["true", "false"])
@@ -41,8 +49,8 @@ def test_a_head_begins_as_the_targets_own(tmp_path, own):
     batch = answered(target)
     windows = batch.windows(1)
     states = batch.features[weights.num_layers][batch.previous[windows[:, 0]]]
-    logits = trainee.net.logits(states, range(4), weights.head)
-    torch.testing.assert_close(logits, weights.logits(batch, batch.previous[windows[:, 0]]).expand(4, -1, -1))
+    logits = trainee.net.logits(states, range(6), weights.head)
+    torch.testing.assert_close(logits, weights.logits(batch, batch.previous[windows[:, 0]]).expand(6, -1, -1))
 
 
 def test_options_that_no_heads_have_are_refused(tmp_path):

@@ -24,6 +24,11 @@ def test_it_drafts_as_judged(tmp_path, family):
     assert detect(tmp_path / "drafter") == "mtp-parallel"
 
 
+def test_with_fewer_inner_units_it_drafts_as_judged(tmp_path):
+    trainee, _ = check_it_drafts_as_judged(tmp_path, "mtp-parallel", "llama", 30, 3e-3, intermediate="16")
+    assert trainee.net.heads[0].mlp.gate_proj.weight.shape == (16, 32)
+
+
 def test_answers_do_not_see_each_other(tmp_path):
     together, alone = check_paths_do_not_see_each_other(tmp_path, "mtp-parallel")
     torch.testing.assert_close(together.sum, sum(loss.sum for loss in alone))

@@ -90,11 +90,6 @@ class TargetWeights:
     def num_layers(self) -> int:
         return int(self.config["num_hidden_layers"])
 
-    def logits(self, batch: Batch, rows: Tensor) -> Tensor:
-        """The target's logits, float32 [..., V], of what follows ``rows`` [...]."""
-        hidden = batch.features[self.num_layers][rows]
-        return F.linear(hidden.to(self.head.dtype), self.head).float()
-
 
 @dataclass(frozen=True, eq=False)
 class Loss:

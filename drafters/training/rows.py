@@ -1,4 +1,4 @@
-"""What the trainees of EAGLE and DFlash share: windows taken once, EAGLE's rows over a batch, sizes from the target.
+"""What trainees share: windows taken once, the tokens of a loss, sizes from the target; and EAGLE's rows over a batch.
 
 A row of an EAGLE network belongs to the token that completes it and reads the feature one place before that token:
 
@@ -24,9 +24,7 @@ from ..nets.eagle3_net import Eagle3Net
 from ..nets.layers import LayerSizes, SparseMask
 from .batch import Batch, TargetWeights
 from .common import GrowingCache
-from .target_layers import layer_config
-
-_AT_ONCE = 64  # rows whose attention is worked out together; windows lie in the order of their anchors
+from .target_layers import ATTEND_AT_ONCE, layer_config
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +82,13 @@ def roll_out(net: Eagle1Net | Eagle3Net, batch: Batch, hidden: Tensor, windows: 
     positions, seen = batch.positions[completed] - 1, batch.seen[completed][:, completed]
     cache = GrowingCache(net.num_layers)
     inputs = hidden[batch.previous[completed]]
-    output: Tensor = net(batch.ids[completed], inputs, positions, SparseMask(seen, _AT_ONCE), cache, anchors)
+    output: Tensor = net(batch.ids[completed], inputs, positions, SparseMask(seen, ATTEND_AT_ONCE), cache, anchors)
     yield output
     visible, chain = seen[anchors], torch.eye(len(anchors), dtype=torch.bool, device=seen.device)
     for step in range(1, steps):
         visible = torch.cat((visible, chain), dim=1)
         tokens = batch.ids[windows[:, step].clamp(min=0)]
-        output = net(tokens, output, positions[anchors] + step, SparseMask(visible, _AT_ONCE), cache)
+        output = net(tokens, output, positions[anchors] + step, SparseMask(visible, ATTEND_AT_ONCE), cache)
         yield output
 
 

@@ -6,12 +6,13 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import nn
+if TYPE_CHECKING:  # who only wants the names does not need torch
+    import torch
+    from torch import nn
 
-from .batch import Batch, Loss, TargetWeights
+    from .batch import Batch, Loss, TargetWeights
 
 # Literal, like ``drafters.registry``. Each class has ``Options``, a frozen dataclass with a default for every field.
 TRAINEES = {

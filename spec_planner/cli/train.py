@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from drafters.training.trainee import TRAINEES
+
 from .long_run import Progress, interrupts
 
 HELP = "Train a drafter for a target: the target answers prompts, and the drafter learns to guess its answers."
@@ -33,11 +35,10 @@ examples:
       --out dflash/
 then: spec-planner plan --drafter eagle3/drafter --instruction "..."
 """
-KINDS = ("medusa", "mtp", "mtp-parallel", "eagle1", "eagle3", "dflash", "dflash2", "draft-model")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--drafter", required=True, choices=KINDS, metavar="NAME", help=", ".join(KINDS))
+    parser.add_argument("--drafter", required=True, choices=TRAINEES, metavar="NAME", help=", ".join(TRAINEES))
     parser.add_argument(
         "--target", required=True, metavar="DIR", help="Hugging Face model directory, default or default-base"
     )

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spec_planner.cli.train import KINDS
 from tests.finetune.corpora import write_tasks
 
 from .conftest import Run
-
-
-def test_the_choices_are_the_drafters_that_learn() -> None:
-    pytest.importorskip("torch")
-    from drafters.training.trainee import TRAINEES
-
-    assert set(KINDS) == set(TRAINEES)
 
 
 def test_json_has_what_a_script_needs(spec_planner: Run, tiny_model: Path, tmp_path: Path) -> None:

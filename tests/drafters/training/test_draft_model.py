@@ -11,6 +11,7 @@ import torch
 from drafters.checkpoint import CheckpointError, detect, tensor_names
 from drafters.draft_model import ModelDrafter
 from drafters.nets.draft_model_net import DraftModel
+from drafters.training.rows import head_logits
 from drafters.training.trainee import make_trainee
 from spec_planner.decoding.contracts import PromptInput
 
@@ -48,7 +49,7 @@ def test_with_all_layers_it_is_the_target(tmp_path):
     trainee = make_trainee("draft-model", weights, {"layers": str(LAYERS)})
     batch = answered(target)
     rows = batch.windows(1)[:, 0].unique()
-    law = weights.logits(batch, rows).log_softmax(-1)
+    law = head_logits(batch.features[weights.num_layers][rows], weights.head).log_softmax(-1)
     loss = judge(trainee, batch)
     torch.testing.assert_close(loss.sum, -(law.exp() * law).sum(), rtol=1e-4, atol=1e-3)
     assert loss.count == len(rows)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafters.checkpoint import detect
+from drafters.training.rows import head_logits
 from drafters.training.trainee import make_trainee
 
 from .checks import check_it_drafts_as_judged, check_it_learns, check_paths_do_not_see_each_other
@@ -50,7 +51,8 @@ def test_a_head_begins_as_the_targets_own(tmp_path, own):
     windows = batch.windows(1)
     states = batch.features[weights.num_layers][batch.previous[windows[:, 0]]]
     logits = trainee.net.logits(states, range(6), weights.head)
-    torch.testing.assert_close(logits, weights.logits(batch, batch.previous[windows[:, 0]]).expand(6, -1, -1))
+    states = batch.features[weights.num_layers][batch.previous[windows[:, 0]]]
+    torch.testing.assert_close(logits, head_logits(states, weights.head).expand(6, -1, -1))
 
 
 def test_options_that_no_heads_have_are_refused(tmp_path):

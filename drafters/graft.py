@@ -36,8 +36,8 @@ class GraftedDrafter:
 
     @property
     def own_bytes(self) -> int:
-        """The model's own weights and caches."""
-        return int(getattr(self._model, "own_bytes", 0))
+        """The model's own weights and caches, and lookup's index."""
+        return int(getattr(self._model, "own_bytes", 0)) + self._lookup.own_bytes
 
     @property
     def borrowed_bytes(self) -> int:

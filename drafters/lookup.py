@@ -18,6 +18,8 @@ import numpy as np
 from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler
 from spec_planner.decoding.draft_tree import DraftTree
 
+_MEASURED = 4096  # tokens; the index of a longer context is in proportion
+
 
 class LookupDrafter:
     """Longest match first, from ``max_ngram`` tokens down to ``min_ngram``; among equals, the latest.
@@ -43,6 +45,13 @@ class LookupDrafter:
     def own_bytes(self) -> int:
         """Memory of the index over the committed context, now."""
         return sum(map(sys.getsizeof, (self._ids, self._followers, *self._followers, *self._followers.values())))
+
+    @classmethod
+    def most_bytes(cls, length: int) -> int:
+        """``own_bytes`` after ``length`` tokens of which no two meet again."""
+        index, measured = cls(), min(length, _MEASURED)
+        index.observe(range(measured), None)
+        return index.own_bytes * length // max(measured, 1)
 
     @property
     def borrowed_bytes(self) -> int:

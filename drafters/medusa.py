@@ -7,23 +7,34 @@
                                      first; from K forced tokens on no head reaches far enough
 
 The heads do not depend on each other's tokens, so a draft is a chain of independent draws, or a tree over all of their
-laws at the cost of one pass of the heads: of a fixed shape, or best-first (``tree_growth/marginals.py``).
+laws at the cost of one pass of the heads (``tree_growth/marginals.py``). Which nodes it gets is one of
+
+    best-first   those that the laws at hand make likeliest, under the grammar too: wide where the heads are unsure,
+                 deep where they are sure; keeps the most, and is what trees are unless ``config.json`` says otherwise
+    measured     the same in every context: what accepts most if the heads are right as often as on held-out answers;
+                 fewer laws to work out, since a leaf needs none
+    published    Medusa's own 63 paths, found like that for Vicuna-7B
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, Incompatible, Target, TargetInfo
 from spec_planner.decoding.draft_tree import DraftTree
 
+from .checkpoint import CheckpointError, read_config
 from .nets.layers import module_bytes
 from .nets.medusa_net import MedusaNet, load_medusa
+from .tree_growth.best_first import Path as RankPath
 from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
+from .tree_growth.static import MEDUSA_63, tree_from_accuracy
+
+Accuracy = Sequence[Sequence[float]]  # how often the true token had rank r in head k, [K, ranks]
 
 
 class MedusaDrafter:
@@ -32,14 +43,19 @@ class MedusaDrafter:
     Args:
         lent: the target's head [V, d] for heads without an output of their own.
         shape: "chain", "best-first", or rank paths, most valuable first (``tree_growth/static.py``).
+        accuracy: one row per head; draw the trees that accept most under it, and no other shape.
     """
 
     name = "medusa"
 
-    def __init__(self, net: MedusaNet, target: TargetInfo, lent: Any = None, shape: Shape = "chain") -> None:
+    def __init__(
+        self, net: MedusaNet, target: TargetInfo, lent: Any = None, shape: Shape = "chain",
+        accuracy: Accuracy | None = None,
+    ) -> None:  # fmt: skip
         if net.borrows_head and lent is None:
             raise ValueError("these Medusa heads have no output of their own: lend them the target's head")
-        self._net, self._shape = net, shape
+        self._net, self._shape, self._accuracy = net, shape, accuracy
+        self._trees: dict[tuple[int, int], tuple[RankPath, ...]] = {}  # by number of heads and budget
         self._lent = None if lent is None else torch.as_tensor(lent)
         self._place = next(net.parameters())
         self._states: list[torch.Tensor] = []  # h(i) of every committed token, each [d]
@@ -48,12 +64,15 @@ class MedusaDrafter:
             vocabulary_size=net.vocabulary_size,
             hidden_size=net.hidden_size,
             borrows=("head",) if net.borrows_head else (),
-            draws_trees=shape != "chain",
+            draws_trees=shape != "chain" or accuracy is not None,
         )
 
     @staticmethod
-    def load(source: Path, target: Target, shape: Shape = "chain") -> MedusaDrafter:
+    def load(source: Path, target: Target, shape: Shape | Literal["stored"] = "chain") -> MedusaDrafter:
         """Published heads for ``target``, in the type and on the device of the target's own head.
+
+        Args:
+            shape: "stored" takes the trees that ``config.json`` asks for (``stored_tree``).
 
         Raises:
             CheckpointError: the checkpoint cannot be used, or was made for another target.
@@ -61,7 +80,10 @@ class MedusaDrafter:
         head = torch.as_tensor(target.lend("head"))
         info = target.info
         net = load_medusa(source, info.hidden_size, info.vocabulary_size, head.dtype, head.device)
-        return MedusaDrafter(net, info, head if net.borrows_head else None, shape)
+        lent = head if net.borrows_head else None
+        if shape == "stored":
+            return MedusaDrafter(net, info, lent, *stored_tree(source, len(net)))
+        return MedusaDrafter(net, info, lent, shape)
 
     @property
     def own_bytes(self) -> int:
@@ -92,8 +114,45 @@ class MedusaDrafter:
         if not heads or not self._states:
             return stem_alone(stem, sampler)
         logits = self._net.logits(self._states[-1][None], heads, self._lent)[:, 0].float().cpu().numpy()
-        return draft_from_marginals(stem, list(logits), budget, len(self._states), sampler, self._shape)
+        shape = self._shape if self._accuracy is None else self._measured(self._accuracy[forced:], budget)
+        return draft_from_marginals(stem, list(logits), budget, len(self._states), sampler, shape)
+
+    def _measured(self, accuracy: Accuracy, budget: int) -> tuple[RankPath, ...]:
+        """The best tree for the last heads, those that ``accuracy`` is of; each is searched once."""
+        key = len(accuracy), budget
+        if key not in self._trees:
+            self._trees[key] = tree_from_accuracy(accuracy, budget)
+        return self._trees[key]
 
     def close(self) -> None:
         self._states.clear()
         del self._net, self._lent, self._place
+
+
+def stored_tree(source: Path, num_heads: int) -> tuple[Shape, Accuracy | None]:
+    """The shape that ``medusa_tree`` in ``config.json`` names, best-first where nothing does; its accuracies if any.
+
+    Raises:
+        CheckpointError: there is no such tree, or no table of accuracies to make it from.
+    """
+    config = read_config(source) if (source / "config.json").is_file() else {}
+    kind = config.get("medusa_tree", "best-first")
+    if kind == "best-first":
+        return "best-first", None
+    if kind == "published":
+        return MEDUSA_63, None
+    if kind != "measured":
+        raise CheckpointError(
+            f"{source / 'config.json'} asks for medusa_tree {kind!r}: choose best-first, measured or published"
+        )
+    accuracy = config.get("medusa_rank_accuracy")
+    if not (isinstance(accuracy, list) and len(accuracy) == num_heads and all(map(_are_shares, accuracy))):
+        raise CheckpointError(
+            f"{source / 'config.json'} asks for the measured tree and its medusa_rank_accuracy has not one row of "
+            f"shares from 0 to 1 for each of the {num_heads} heads: train them again, or set medusa_tree to best-first"
+        )
+    return "best-first", accuracy
+
+
+def _are_shares(row: Any) -> bool:
+    return isinstance(row, list) and all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in row)

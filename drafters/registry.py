@@ -38,8 +38,8 @@ def load_drafter(directory: Path, target: Target, branches: int) -> Drafter:
 
     Args:
         branches: 1 drafts chains; more draft trees: that many candidates per node (EAGLE, MTP, draft model) or beams
-            (DFlash 2), and best-first over the positions' laws where the kind has no such number (Medusa, parallel
-            MTP, DFlash).
+            (DFlash 2), and best-first over the positions' laws where the kind has no such number (Medusa unless its
+            config says otherwise, parallel MTP, DFlash).
 
     Raises:
         ValueError: (``CheckpointError``, ``Incompatible``) it cannot be used, or not with this target; one sentence.
@@ -53,6 +53,8 @@ def load_drafter(directory: Path, target: Target, branches: int) -> Drafter:
         trees = {"top_k": branches}
     elif kind in ("mtp", "draft-model"):
         trees = {"siblings": branches}
+    elif kind == "medusa" and branches > 1:
+        trees = {"shape": "stored"}
     elif branches > 1:
         trees = {"shape": "beam", "beam_width": branches} if kind == "dflash2" else {"shape": "best-first"}
     drafter: Drafter = loaded.load(directory, target, **trees)  # type: ignore[attr-defined]

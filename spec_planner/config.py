@@ -38,10 +38,11 @@ class PlannerConfig:
         "'default-base', the same without our training.",
     )
     drafter: str = _setting(
-        "lookup",
-        "Drafter: none, lookup (prompt lookup), draft-model; medusa, mtp, mtp-parallel, eagle1, eagle2, eagle3, dflash "
-        "or dflash2, where it comes with the package for this model; or the directory of such a checkpoint. lookup+ "
-        "before a drafter puts prompt lookup beside it.",
+        "auto",
+        "Drafter: auto, the fastest that comes with the package for this model, and lookup where none does; none; "
+        "lookup (prompt lookup); draft-model; medusa, mtp, mtp-parallel, eagle1, eagle2, eagle3, dflash or dflash2, "
+        "where it comes with the package for this model; or the directory of such a checkpoint. lookup+ before a "
+        "drafter puts prompt lookup beside it.",
     )
     draft_model: str = _setting(
         "",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafters.registry import DRAFTERS, drafter_class, graft, load_drafter
+from drafters.registry import drafter_class, graft, load_drafter
 
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
 from .decoding.contracts import Drafter, Incompatible, check_compatible
 from .decoding.draft_budget import DraftBudget, FixedBudget
-from .decoding.draft_tree import Proposal
 from .decoding.exact_rules import get_rule
 from .decoding.measured_budget import MeasuredBudget
+from .drafter_choice import GRAFT, check_fits, chosen, drafter_checkpoint
 from .engines.decoder_config import ModelError, read_decoder_config
-from .engines.identity import target_identity
 from .engines.threads import share_the_cpu
 from .language.plan import History, Scene, SkillSet
 from .language.scene import load_scene
@@ -26,7 +24,7 @@ from .language.skills import load_skills
 from .language.tokenizer import Tokenizer
 from .pipeline.plan_pipeline import PlanPipeline
 from .pipeline.types import PlanRequest
-from .shipped_drafters import NAMED, TREES_OF, NotShipped, check_shipped, shipped_draft_model, shipped_drafter
+from .shipped_drafters import TREES_OF
 
 if TYPE_CHECKING:
     from .engines.onnx_target import OnnxTarget
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 _NO_HISTORY = History()
-_GRAFT = "lookup+"  # before a drafter's name: prompt lookup beside it
 _HOW_TO_INSTALL = {"torch": "install it", "onnx": "pip install onnx onnxruntime"}
 
 
@@ -52,7 +49,9 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     skills = load_skills(Path(config.skills_file) if config.skills_file else None)
     directory = model_directory(config.model, report)
     read_decoder_config(directory)  # its sentences name the file; the tokenizer's library would hide it
-    _checkpoint_of(config.drafter.removeprefix(_GRAFT), config, directory)  # before the weights are loaded
+    config = chosen(config, directory)
+    check_fits(config, rule)  # once more, where the drafter was left to us
+    drafter_checkpoint(config, directory)  # before the weights are loaded
     tokenizer = Tokenizer(directory)
     report(f"loading {directory.name} ({config.precision})")
     target = _load_target(config, directory, report)
@@ -122,42 +121,6 @@ def make_request(
     )
 
 
-def check_fits(config: PlannerConfig, rule: Rule) -> None:
-    """Refuse combinations of settings that could only fail later.
-
-    Raises:
-        ConfigError: no such drafter, or the rule cannot judge what the drafter would draw.
-        NotShipped: a drafter of this name does not come with the package.
-    """
-    name = config.drafter.removeprefix(_GRAFT)
-    is_graft = name != config.drafter
-    if name not in ("none", *DRAFTERS, *NAMED) and not Path(name).expanduser().is_dir():
-        raise ConfigError(
-            f"no drafter is called {config.drafter!r}; choose none, {', '.join((*DRAFTERS, *NAMED))} or a checkpoint's "
-            f"directory, or put lookup+ before one of them"
-        )
-    if is_graft and name in ("none", "lookup"):
-        raise ConfigError(f"drafter {config.drafter!r} has nothing to put prompt lookup beside: set drafter to lookup")
-    if name in NAMED:
-        check_shipped(name)
-    if name in TREES_OF and (rule.chains_only or config.exactness == "bitwise"):
-        raise ConfigError(f"drafter {name!r} draws trees and chains are wanted here: use {NAMED[name]}, its chain")
-    if config.draft_branches > 1 and rule.chains_only and config.drafter != "none":
-        raise ConfigError(f"rule {rule.name!r} judges chains only: set draft_branches to 1 or choose a tree rule")
-    if is_graft and rule.drafting.needs_laws:
-        raise ConfigError(
-            f"rule {rule.name!r} reads the law that a draft was drawn from, and what {config.drafter} copies was drawn "
-            f"from none: use drafter-invariant or point-mass"
-        )
-    if config.drafter == "lookup" and Proposal.POINT_MASS not in rule.proposals:
-        raise ConfigError(
-            f"rule {rule.name!r} needs a drafter that draws from a law of its own, and lookup does not: "
-            f"use drafter-invariant or point-mass"
-        )
-    if config.exactness == "bitwise" and not rule.same_tokens:
-        raise ConfigError(f"exactness 'bitwise' needs rule drafter-invariant, because {rule.name!r} keeps the law only")
-
-
 def find_rule(name: str) -> Rule:
     """An acceptance rule by name; the relaxed ones, which change the output, carry it in their names."""
     if name.startswith("relaxed-"):
@@ -224,15 +187,17 @@ def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = l
     Raises:
         ValueError: it cannot be loaded, or does not fit the target.
     """
+    directory = model_directory(config.model)
+    config = chosen(config, directory)
     if config.drafter == "none":
         return None
-    name = config.drafter.removeprefix(_GRAFT)
+    name = config.drafter.removeprefix(GRAFT)
     branches = max(config.draft_branches, TREES_OF.get(name, 1))
     drafter: Drafter
     if name == "lookup":
         drafter = drafter_class("lookup")(branches=branches)
     else:
-        checkpoint = _checkpoint_of(name, config, model_directory(config.model))
+        checkpoint = drafter_checkpoint(config, directory)
         if checkpoint is None:
             drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=branches)
         else:
@@ -242,31 +207,6 @@ def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = l
         drafter = graft(drafter, branches)
     check_compatible(target.info, drafter)
     return drafter
-
-
-def _checkpoint_of(name: str, config: PlannerConfig, target: Path) -> Path | None:
-    """The directory that drafter ``name`` is read from, None where it is no checkpoint.
-
-    Raises:
-        NotShipped: no such drafter comes with the package for the model in ``target``.
-    """
-    if name in NAMED:
-        return shipped_drafter(name, target_identity(target))
-    if name == "draft-model":
-        own = config.draft_model or config.draft_layers
-        return None if own else shipped_draft_model(target_identity(target))
-    return None if name in ("none", "lookup") else Path(name).expanduser()
-
-
-def drafters_for(config: PlannerConfig) -> list[str]:
-    """Names that ``drafter`` may take with the model of ``config``; EAGLE-2 is left out, as a tree of EAGLE-1."""
-    identity = target_identity(model_directory(config.model))
-    names = ["none", *DRAFTERS]
-    for name in NAMED:
-        with contextlib.suppress(NotShipped):  # not for this model
-            if name not in TREES_OF and shipped_drafter(name, identity):
-                names.append(name)
-    return names
 
 
 def _draft_net(config: PlannerConfig, target: ModelTarget, report: Report) -> ModelTarget:

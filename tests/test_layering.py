@@ -41,6 +41,8 @@ ALLOWED = {
     "spec_planner/finetune": {
         *{"numpy", "torch", "peft", "safetensors", "spec_planner.learning", "spec_planner.engines.adapter"},
         *{"spec_planner.language", "spec_planner.tasks.task", "spec_planner.quiet", "spec_planner.engines.identity"},
+        *{"spec_planner.engines.decoder_config", "drafters.training"},  # Medusa-2: heads learn with the adapter
+        *{f"spec_planner.train.{name}" for name in ("batches", "learner", "result")},
     },
     "spec_planner/train": {
         *{"numpy", "torch", "safetensors", "spec_planner.learning", "spec_planner.config", "spec_planner.factory"},
@@ -63,6 +65,7 @@ ALLOWED = {
     "spec_planner/cli": {
         *{"numpy", "yaml", "spec_planner.__version__", "spec_planner.config", "spec_planner.resources"},
         *{"spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify", "spec_planner.language"},
+        *{"spec_planner.drafter_choice", "spec_planner.shipped_drafters"},
         *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune", "spec_planner.bench"},
         "spec_planner.train",
         # doctor looks at what would be loaded, without loading it
@@ -76,6 +79,7 @@ ALLOWED = {
     },
     "spec_planner/nodes": {
         *{"numpy", "spec_planner.config", "spec_planner.factory", "spec_planner.pipeline", "spec_planner.certify"},
+        "spec_planner.drafter_choice",
         *{f"spec_planner.language.{name}" for name in ("plan", "skills", "scene", "history")},  # plain data
         "spec_planner.decoding.metrics",
         *_ROS,
@@ -84,6 +88,10 @@ ALLOWED = {
     "spec_planner/quiet.py": {"transformers"},
     "spec_planner/resources.py": set(),
     "spec_planner/shipped_drafters.py": {"spec_planner.resources"},
+    "spec_planner/drafter_choice.py": {
+        *{"spec_planner.config", "spec_planner.shipped_drafters", "spec_planner.decoding", "drafters"},
+        "spec_planner.engines.identity",
+    },
 }
 HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "transformers", "spec_planner_msgs"}
 
@@ -135,12 +143,13 @@ def test_only_the_factory_knows_concrete_classes():
     concrete = {"drafters", "spec_planner.engines.torch_target", "spec_planner.engines.onnx_target", "engine_trt"}
     for path in files("spec_planner"):
         parts = path.relative_to(ROOT / "spec_planner").parts
-        if path.name == "factory.py" or parts[0] == "engines":
+        if path.name in ("factory.py", "drafter_choice.py") or parts[0] == "engines":
             continue
         for name in imports_of(path):
-            learning = {"train": {"drafters.training"}, "cli": {"drafters.training.trainee"}}  # the latter: names
+            learning = {layer: {"drafters.training"} for layer in ("train", "finetune")}
+            learning["cli"] = {"drafters.training.trainee"}  # names
             allowed = not below(name, concrete) or below(name, learning.get(parts[0], set()))
-            assert allowed, f"{path.relative_to(ROOT)} imports {name}; only factory.py may"
+            assert allowed, f"{path.relative_to(ROOT)} imports {name}; only factory.py and drafter_choice.py may"
 
 
 def test_the_core_runs_where_nothing_heavy_is_installed():

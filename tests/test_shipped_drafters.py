@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from spec_planner.cli.main import main
 from spec_planner.config import ConfigError, PlannerConfig
 from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.measured_budget import MeasuredBudget
+from spec_planner.drafter_choice import check_fits, chosen, drafter_files
 from spec_planner.engines.decoder_config import ModelError
 from spec_planner.engines.identity import target_identity
-from spec_planner.factory import build_budget, build_drafter, build_pipeline, check_fits, find_rule
+from spec_planner.factory import build_budget, build_drafter, build_pipeline, find_rule
 from spec_planner.pipeline.types import PlanRequest
 from spec_planner.shipped_drafters import NAMED, NotShipped, shipped_draft_model
 from tests.drafters.test_checkpoint import make_eagle
@@ -72,6 +75,26 @@ def test_a_name_is_a_drafter_that_changes_no_token(shipped, eagle, model, name):
         pipeline.close()
 
 
+def test_auto_is_the_fastest_that_ships_for_the_model_and_else_lookup(shipped, eagle, model, monkeypatch):
+    monkeypatch.setattr("spec_planner.drafter_choice.BEST_FIRST", ("eagle3", "eagle1"))
+    shipped(eagle, "eagle3", "another model")
+    assert chosen(settings(model), model).drafter == "lookup"
+    shipped(eagle, "eagle1", target_identity(model))
+    assert chosen(settings(model), model).drafter == "eagle1"
+    assert chosen(settings(model, drafter="none"), model).drafter == "none"
+    pipeline = build_pipeline(settings(model))
+    try:
+        assert pipeline.drafter_name == "eagle"
+    finally:
+        pipeline.close()
+
+
+def test_what_is_chosen_must_fit_the_rule_too(shipped, model, monkeypatch):
+    monkeypatch.setattr("spec_planner.factory._load_target", lambda *args: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match="'traversal' needs a drafter that draws from a law of its own"):
+        build_pipeline(settings(model, rule="traversal"))
+
+
 def test_a_drafter_for_another_model_is_refused_before_anything_is_loaded(shipped, eagle, model, monkeypatch):
     shipped(eagle, "eagle1", "adapter-0123")
     monkeypatch.setattr("spec_planner.factory._load_target", lambda *args: pytest.fail("loaded"))
@@ -90,7 +113,8 @@ def test_names_that_are_not_shipped_and_combinations_that_cannot_be_are_refused(
         ("lookup+eagle1", "traversal", "'traversal' reads the law"),
         ("lookup+none", "drafter-invariant", "nothing to put prompt lookup beside"),
         ("lookup+lookup", "drafter-invariant", "nothing to put prompt lookup beside"),
-        ("lookup+nowhere", "drafter-invariant", "no drafter is called 'lookup\\+nowhere'; choose none, lookup"),
+        ("lookup+auto", "drafter-invariant", "nothing to put prompt lookup beside"),
+        ("lookup+nowhere", "drafter-invariant", "no drafter is called 'lookup\\+nowhere'; choose auto, none, lookup"),
         ("eagle2", "block", "'eagle2' draws trees and chains are wanted here: use eagle1"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -121,6 +145,49 @@ def test_the_distilled_draft_model_is_taken_where_there_is_one(shipped, eagle, m
     for changes in ({}, {"draft_layers": 2}, {"draft_model": "elsewhere"}):
         build_drafter(settings(model, drafter="draft-model", **changes), Target())
     assert loaded == [directory, "own layers", "own layers"]
+
+
+def test_the_certificate_says_which_files_the_drafter_came_from(shipped, eagle, model, capsys):
+    directory = shipped(eagle, "eagle1", target_identity(model))
+    given = [
+        "--drafter",
+        "lookup+eagle1",
+        "--exactness",
+        "bitwise",
+        "--draft-budget",
+        "fixed",
+        "--num-draft-tokens",
+        "2",
+    ]
+    asked = ["--tokens", "4", "--temperature", "0", "--free-text", "--json"]
+    assert main(["certify", "--model", str(model), *given, *asked]) == 0
+    content = json.loads(capsys.readouterr().out)
+    (drafter,) = content["drafters"]
+    assert drafter["name"] == content["rows"][0]["drafter"].split(",")[0] == "lookup+eagle1"
+    files = {path.name: path for path in directory.iterdir()}
+    assert drafter["kind"] == "eagle1" and set(drafter["hashes"]) == set(files)
+    assert drafter["hashes"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+
+
+def test_a_drafters_files_are_those_that_decide_what_it_guesses(shipped, eagle, model):
+    directory = shipped(eagle, "eagle1", target_identity(model))
+    (directory / "README.md").write_text("A card.")
+    weights = next(path.name for path in eagle.iterdir() if path.name != "config.json")
+    for changes, kind, place in (
+        ({"drafter": "eagle2"}, "eagle1", directory),
+        ({"drafter": str(eagle)}, "eagle1", eagle),
+        ({"drafter": f"lookup+{eagle}"}, "eagle1", eagle),
+    ):
+        assert drafter_files(settings(model, **changes), model) == (kind, [place / weights, place / "config.json"])
+    whole = drafter_files(settings(model, drafter="lookup+draft-model", draft_model=str(model)), model)
+    assert whole == ("draft-model", [model / "model.safetensors", model / "config.json"])
+
+
+def test_files_are_named_only_where_there_are_some(shipped, eagle, model):
+    for changes in ({"drafter": "lookup"}, {"drafter": "draft-model"}, {"drafter": "lookup+draft-model"}):
+        assert drafter_files(settings(model, **changes), model) is None
+    with pytest.raises(NotShipped):
+        drafter_files(settings(model, drafter="dflash"), model)
 
 
 def test_every_name_is_known_to_the_settings():

@@ -76,6 +76,7 @@ class TargetWeights:
         final_norm: weight [d] of the norm before the head.
         layer: number → tensors of that decoder layer by their names inside it (``self_attn.q_proj.weight``).
         token_counts: int64 [V], how often each token stands in the answers of the training split.
+        prompt_counts: the same of the prompts of these answers; None where none were counted.
     """
 
     name: str
@@ -85,6 +86,17 @@ class TargetWeights:
     final_norm: Tensor
     layer: Callable[[int], Mapping[str, Tensor]]
     token_counts: Tensor
+    prompt_counts: Tensor | None = None
+
+    @property
+    def token_ranks(self) -> Tensor:
+        """int64 [V], the higher, the likelier a plan says the token: how often answers do, then how often prompts do.
+
+        A plan to come speaks of the things in its prompt, and those that no answer named yet stand in some prompt.
+        """
+        if self.prompt_counts is None:
+            return self.token_counts
+        return self.token_counts * (int(self.prompt_counts.max()) + 1) + self.prompt_counts
 
     @property
     def num_layers(self) -> int:

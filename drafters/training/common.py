@@ -42,9 +42,9 @@ def soft_cross_entropy(logits: Tensor, law_logits: Tensor) -> Tensor:
     return -(law_logits.softmax(-1) * F.log_softmax(logits.float(), -1)).sum(-1)
 
 
-def frequent_tokens(counts: Tensor, size: int) -> Tensor:
-    """The ``size`` likeliest token ids, ascending, int64; of tokens that were never seen, the lowest ids."""
-    order = torch.argsort(counts, descending=True, stable=True)[:size]
+def frequent_tokens(ranks: Tensor, size: int) -> Tensor:
+    """The ``size`` ids of the highest ``TargetWeights.token_ranks``, ascending, int64; of equals the lowest."""
+    order = torch.argsort(ranks, descending=True, stable=True)[:size]
     return order.sort().values
 
 

@@ -105,7 +105,7 @@ class DFlashTrainee:
         }
         self.net = self._make_net().to(target.embedding.device)
         self._factors = self._column_factors().to(target.embedding.device)
-        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
 
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         limit = self._options.evaluated_anchors if generator is None else self._options.anchors

@@ -60,7 +60,7 @@ class DraftModelTrainee:
             begin_as(layer, tensors)
         begin_as(self.net.norm, {"weight": target.final_norm})
         self.net.embedding, self.net.head = target.embedding, target.head
-        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
         self.feature_layers = (target.num_layers,)
         self.depth = options.depth
 

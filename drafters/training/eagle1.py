@@ -76,7 +76,7 @@ class Eagle1Trainee:
         }
         self.net = Eagle1Net(self._config, ()).to(target.embedding.device)
         self.net.embedding, self.net.head = target.embedding, target.head
-        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
 
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         """As in ``trainee.Trainee``. In training nothing is judged, ``right`` is empty: it would cost as much again."""

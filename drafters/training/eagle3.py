@@ -73,7 +73,7 @@ class Eagle3Trainee:
         self.feature_layers = tuple(sorted({*self._read, target.num_layers}))
         device, vocabulary = target.embedding.device, len(target.embedding)
         size = min(options.draft_vocabulary or vocabulary, vocabulary)
-        self._kept = frequent_tokens(target.token_counts, size).to(device)  # draft id → target id
+        self._kept = frequent_tokens(target.token_ranks, size).to(device)  # draft id → target id
         self._draft_ids = torch.full((vocabulary,), -1, device=device)  # and back; −1 where there is none
         self._draft_ids[self._kept] = torch.arange(size, device=device)
         self._config = drafter_config(target, options.intermediate) | {

@@ -13,19 +13,24 @@ only ours was. vLLM also wants the tensors under names of its own (``nets/medusa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..nets.medusa_net import MedusaNet, ResidualBlock
+from ..tree_growth.static import rank_accuracy
 from .batch import Batch, Loss, TargetWeights
 from .common import soft_cross_entropy, write_checkpoint
 from .frozen_head import drafts, tally, windowed_loss
 from .rows import LossVocabulary, Windows, head_logits, head_rows
+
+_RANKS = 10  # siblings that a tree may give a node, as in the published one
+_AT_ONCE = 1 << 24  # logits that exist at a time
 
 
 class MedusaTrainee:
@@ -67,9 +72,10 @@ class MedusaTrainee:
                     module.linear.bias.zero_()
             for head in self.net if not options.borrows_head else ():
                 head[-1].weight.copy_(target.head)
-        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
         self.feature_layers = (target.num_layers,)
         self.depth = options.num_heads
+        self._accuracy: list[list[float]] | None = None
 
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         options, windows = self._options, Windows.of(batch.windows(self.depth))
@@ -90,6 +96,36 @@ class MedusaTrainee:
             losses = F.cross_entropy(logits, places, reduction="none")
         return tally(windows, judged, (weights * losses).sum(), weights, logits.max(dim=-1).indices == places)
 
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Count how often the true token had each rank, head by head, over all anchors: it goes into ``config.json``.
+
+        Every anchor and the whole vocabulary count: no grammar, which would narrow both.
+        """
+        self.net.eval()
+        ranks = torch.cat([self._ranks(batch) for batch in batches])
+        self._accuracy = [[round(share, 5) for share in row] for row in rank_accuracy(ranks.numpy(), _RANKS).tolist()]
+
+    def _ranks(self, batch: Batch) -> Tensor:
+        """int64 [anchors, K] on the CPU: how many tokens a head prefers to the true one; −1 past the end of an answer.
+
+        Of tokens that it likes equally the lower id comes first, as when a draft is drawn.
+        """
+        windows = Windows.of(batch.windows(self.depth))
+        source = batch.features[self._target.num_layers][batch.previous[windows.rows[:, 0]]].float()
+        wanted = windows.tokens(batch)[:, 1:]
+        ranks = torch.full_like(wanted, -1)
+        ids = torch.arange(self.net.vocabulary_size, device=source.device)
+        lent = self._target.head.float() if self._options.borrows_head else None
+        for part in torch.arange(len(source), device=source.device).split(max(_AT_ONCE // len(ids), 1)):
+            for depth in range(self.depth):
+                logits = self.net.logits(source[part], range(depth, depth + 1), lent)[0]
+                token = wanted[part, depth, None]
+                true = logits.gather(1, token)
+                ranks[part, depth] = ((logits > true) | ((logits == true) & (ids < token))).sum(dim=1)
+        ranks[~windows.judged] = -1
+        return ranks[windows.places].cpu()
+
     def save(self, directory: Path, note: Mapping[str, Any]) -> None:
         config = {
             "model_type": "medusa",
@@ -101,6 +137,7 @@ class MedusaTrainee:
             "medusa_num_layers": self._options.num_layers,
             "medusa_fc_bias": True,
             **({"version": "2"} if self._options.borrows_head else {}),
+            **({} if self._accuracy is None else {"medusa_tree": "best-first", "medusa_rank_accuracy": self._accuracy}),
             "base_model_name_or_path": self._target.name,
             "spec_planner": dict(note),
         }

@@ -68,7 +68,7 @@ class MtpTrainee:
         begin_as(module.block, last)
         begin_as(module.norm, {"weight": target.final_norm})
         _begin_in_the_stream(module, target.final_norm)
-        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
         self.feature_layers = (target.num_layers,)
         self.depth = options.depth
 

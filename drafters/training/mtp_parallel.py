@@ -56,7 +56,7 @@ class ParallelTrainee:
         self.net = ParallelHeads(self._config, [shapes] * options.num_heads).to(target.embedding.device)
         for head in self.net.heads:
             begin_as(head, last)
-        self._vocabulary = LossVocabulary(target.token_counts, options.loss_vocabulary)
+        self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
         self._trunk = target.num_layers - 1
         self.feature_layers = (self._trunk, target.num_layers) if options.soft else (self._trunk,)
         self.depth = options.num_heads

@@ -108,10 +108,10 @@ class LossVocabulary:
     token is held down. Evaluation takes the whole vocabulary.
     """
 
-    def __init__(self, counts: Tensor, size: int) -> None:
-        """``counts`` int64 [V], how often each token is said; ``size`` 0: always the whole vocabulary."""
-        self._total, self._drawn = len(counts), size - size // 2
-        self._frequent = counts.argsort(descending=True, stable=True)[: size // 2] if 0 < size < len(counts) else None
+    def __init__(self, ranks: Tensor, size: int) -> None:
+        """``ranks`` int64 [V], the likelier said, the higher; ``size`` 0: always the whole vocabulary."""
+        self._total, self._drawn = len(ranks), size - size // 2
+        self._frequent = ranks.argsort(descending=True, stable=True)[: size // 2] if 0 < size < len(ranks) else None
 
     def tokens(self, needed: Tensor, generator: torch.Generator | None) -> Tensor:
         """Ids, int64 [m] ascending, ``needed`` [...] among them."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # who only wants the names does not need torch
     import torch
@@ -48,6 +48,14 @@ class Trainee(Protocol):
 
         ``directory`` exists and is empty. ``note`` goes into ``config.json`` under ``spec_planner``.
         """
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """A trainee that stores, beside its weights, what it was measured to do on answers it did not learn from."""
+
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Measure it; called once, when learning is over and before ``save``, with every held-out batch once."""
 
 
 def trainee_class(name: str) -> Any:

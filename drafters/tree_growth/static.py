@@ -64,6 +64,8 @@ def layout(paths: Iterable[Path]) -> Layout:
 def tree_from_accuracy(accuracy: Sequence[Sequence[float]] | NDArray[np.floating], num_nodes: int) -> tuple[Path, ...]:
     """The shape of ``num_nodes`` draft tokens that accepts most under measured accuracies.
 
+    The most there is where every row falls; accuracies of rare ranks may rise by chance, which costs next to nothing.
+
     Args:
         accuracy: accuracy[i][r] is how often the true token i + 1 places after the anchor had rank r in head i
             ([K, R], as ``rank_accuracy`` counts it). Not sorted here: a rank that does better than a likelier one

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,20 @@ from .. import __version__
 from ..decoding.contracts import TargetInfo
 from .certificate import Cell, Certificate, law_power
 
+_NO_FILES: Mapping[str, tuple[str, Sequence[Path]]] = {}
+
 
 def to_json(
     certificate: Certificate,
     target: TargetInfo,
     model: Path,
-    draft_model: Path | None = None,
+    drafters: Mapping[str, tuple[str, Sequence[Path]]] = _NO_FILES,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Everything the certificate rests on: counts, margins, settings, versions, hashes, device, time, verdict.
+
+    Args:
+        drafters: kind and files of those that come from files, by the name they were given.
 
     Raises:
         InterruptedError: ``cancelled`` said so; hashing a large model takes a while.
@@ -50,12 +55,11 @@ def to_json(
         "rows": [_row(cell) for cell in certificate.cells],
         "settings": asdict(certificate.settings),
         "target": asdict(target),
-        "hashes": model_hashes(model, cancelled)
-        | (
-            {f"draft model's {name}": digest for name, digest in model_hashes(draft_model, cancelled).items()}
-            if draft_model
-            else {}
-        ),
+        "hashes": model_hashes(model, cancelled),
+        "drafters": [
+            {"name": name, "kind": kind, "hashes": file_hashes(files, cancelled)}
+            for name, (kind, files) in drafters.items()
+        ],
         "machine": machine(),
         "versions": versions(target),
         "finished_utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -100,6 +104,9 @@ def to_markdown(content: dict[str, Any]) -> str:
         lines += ["", "## Why it failed", "", *(f"- {problem}" for problem in content["problems"])]
     lines += ["", "## What it rests on", ""]
     lines += [f"- {name}: `{digest}`" for name, digest in content["hashes"].items()]
+    for drafter in content["drafters"]:
+        of = f"drafter {drafter['name']} ({drafter['kind']})"
+        lines += [f"- {of}, {name}: `{digest}`" for name, digest in drafter["hashes"].items()]
     lines += [f"- {name}: {value}" for name, value in {**content["machine"], **content["versions"]}.items()]
     lines += [f"- settings: `{json.dumps(content['settings'])}`", ""]
     return "\n".join(lines)
@@ -125,8 +132,17 @@ def model_hashes(model: Path, cancelled: Callable[[], bool] = lambda: False) -> 
     Raises:
         InterruptedError: ``cancelled`` said so.
     """
-    names = [*sorted(path.name for path in model.glob("*.safetensors")), "config.json", "tokenizer.json"]
-    return {name: _sha256(model / name, cancelled) for name in names if (model / name).is_file()}
+    paths = [*sorted(model.glob("*.safetensors")), model / "config.json", model / "tokenizer.json"]
+    return file_hashes(filter(Path.is_file, paths), cancelled)
+
+
+def file_hashes(paths: Iterable[Path], cancelled: Callable[[], bool] = lambda: False) -> dict[str, str]:
+    """SHA-256 of files by their names.
+
+    Raises:
+        InterruptedError: ``cancelled`` said so.
+    """
+    return {path.name: _sha256(path, cancelled) for path in paths}
 
 
 def machine() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,15 @@ def certify_planner(
     requests: Sequence[PlanRequest],
     settings: Settings,
     model: Path,
-    draft_model: Path | None = None,
+    drafters: Mapping[str, tuple[str, Sequence[Path]]],
     report: Callable[[float, str], None] = lambda share, line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Certificate, dict[str, Any]]:
     """Compare ``subjects`` with plain decoding on the pipeline's target, over the questions that ``requests`` put.
 
     Args:
-        model, draft_model: directories whose files the certificate names by hash.
+        model: a directory whose files the certificate names by hash.
+        drafters: kind and files of those subjects that come from files, by the setting ``drafter``; likewise.
         report, cancelled: as for ``certify``.
 
     Returns: the certificate, and the same as JSON for ``document.to_markdown`` and ``document.write``.
@@ -100,4 +101,4 @@ def certify_planner(
     """
     questions = [question_for(pipeline, request) for request in requests]
     certificate = certify(pipeline.target, subjects, questions, pipeline.stop_ids, settings, report, cancelled)
-    return certificate, to_json(certificate, pipeline.info, model, draft_model, cancelled)
+    return certificate, to_json(certificate, pipeline.info, model, drafters, cancelled)

@@ -77,12 +77,14 @@ def run(options: argparse.Namespace) -> int:
     tasks = read_split(Path(options.prompts) if options.prompts else shared_file(PROMPTS), sys.maxsize)
     measured, calibration = hold_back(tasks, count, min(CALIBRATION, max(len(tasks) // 4, 1)))
     with contextlib.redirect_stdout(sys.stderr):
-        from ..factory import build_pipeline, check_fits, find_rule, make_request
+        from ..drafter_choice import check_fits
+        from ..factory import build_pipeline, find_rule, make_request, model_directory
 
         rule = find_rule(config.rule)
         if not rule.same_tokens:
             raise ValueError(f"bench drafters compares tokens, and rule {rule.name!r} keeps the law only: leave it out")
-        names = _names(options, config)
+        directory = model_directory(config.model, _say)
+        names = _names(options, config, directory)
         for name in names:
             check_fits(dataclasses.replace(config, drafter=name), rule)
 
@@ -184,19 +186,21 @@ class Bench:
         self._pipeline.warm_up()
 
 
-def _names(options: argparse.Namespace, config: PlannerConfig) -> list[str]:
+def _names(options: argparse.Namespace, config: PlannerConfig, target: Path) -> list[str]:
     """Drafters to measure, each once, in the order asked for.
 
     Raises:
         ValueError: the list names none, or one that is the tree of another.
     """
-    from ..factory import NAMED, TREES_OF, drafters_for
+    from ..drafter_choice import chosen, drafters_for
+    from ..shipped_drafters import NAMED, TREES_OF
 
     if options.drafters is None:
-        return [options.drafter] if options.drafter else drafters_for(config)
+        return [chosen(config, target).drafter] if options.drafter else drafters_for(target)
     names = list(dict.fromkeys(part.strip() for part in options.drafters.split(",") if part.strip()))
     if not names:
         raise ValueError("--drafters names no drafter: give names with commas between, such as none,lookup")
+    names = list(dict.fromkeys(chosen(dataclasses.replace(config, drafter=name), target).drafter for name in names))
     for name in names:
         if name in TREES_OF:
             raise ValueError(f"drafter {name!r} is the tree of {NAMED[name]}: name that, and its tree is measured too")

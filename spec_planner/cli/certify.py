@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 HELP = "Compare speculative with plain decoding token by token and write a certificate."
 EXAMPLES = """\
-Without --drafter every drafter is tried; each drafts chains, and trees too unless bits are promised.
+Without --drafter three are tried: lookup, draft-model and the one that is used unless another is chosen. Each drafts
+chains, and trees too unless bits are promised.
 Exit code 0 only if the verdict is pass.
 
 examples:
@@ -60,14 +61,17 @@ def run(options: argparse.Namespace) -> int:
     config = config_from(options, "scene_file", "free_text")
     settings = settings_for(config, options.tokens, options.temperature or (), options.seed)
     instructions = read_instructions(options.prompts)
-    names = [options.drafter] if options.drafter else ["lookup", "draft-model"]
-    for name in names:  # what costs nothing to check comes before what takes seconds to load
+    wanted = [options.drafter] if options.drafter else ["lookup", "draft-model", "auto"]
+    for name in wanted:  # what costs nothing to check comes before what takes seconds to load
         check_subject(config, name)
     progress = _Progress()
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints must not end up in the JSON
+        from ..drafter_choice import chosen, drafter_files
         from ..factory import build_pipeline, make_request, model_directory, read_scene
 
-        pipeline = build_pipeline(dataclasses.replace(config, drafter="none"), progress.say)
+        directory = model_directory(config.model, progress.say)
+        names = list(dict.fromkeys(chosen(replace(config, drafter=name), directory).drafter for name in wanted))
+        pipeline = build_pipeline(replace(config, drafter="none"), progress.say)
     try:
         scene = read_scene(config, pipeline.skills)
         requests = [make_request(config, instruction, scene) for instruction in instructions]
@@ -77,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
             subjects,
             requests,
             settings,
-            model_directory(config.model),
-            model_directory(config.draft_model) if config.draft_model and "draft-model" in names else None,
+            directory,
+            {name: found for name in names if (found := drafter_files(replace(config, drafter=name), directory))},
             progress.update,
         )
     finally:
@@ -93,11 +97,12 @@ def run(options: argparse.Namespace) -> int:
 
 def check_subject(config: PlannerConfig, name: str) -> None:
     """Raise ``ValueError`` unless drafter ``name`` can be held against plain decoding under the rule."""
-    from ..factory import check_fits, find_rule
+    from ..drafter_choice import check_fits
+    from ..factory import find_rule
 
     if name == "none":
         raise ValueError("drafter 'none' is what the others are compared with: name lookup or draft-model")
-    check_fits(dataclasses.replace(config, drafter=name), find_rule(config.rule))
+    check_fits(replace(config, drafter=name), find_rule(config.rule))
 
 
 def make_subjects(config: PlannerConfig, pipeline: PlanPipeline, names: list[str]) -> list[Subject]:
@@ -107,7 +112,8 @@ def make_subjects(config: PlannerConfig, pipeline: PlanPipeline, names: list[str
         ValueError: a drafter cannot be built, or does not fit the rule.
     """
     from ..certify.planner import subject_for
-    from ..factory import build_drafter, check_fits
+    from ..drafter_choice import check_fits
+    from ..factory import build_drafter
 
     branches = [1] if config.exactness == "bitwise" or pipeline.rule.chains_only else [1, TREE_BRANCHES]
     if config.draft_branches > 1:
@@ -115,7 +121,7 @@ def make_subjects(config: PlannerConfig, pipeline: PlanPipeline, names: list[str
     subjects = []
     for name in names:
         for count in branches:
-            variant = dataclasses.replace(config, drafter=name, draft_branches=count)
+            variant = replace(config, drafter=name, draft_branches=count)
             check_fits(variant, pipeline.rule)
             subjects.append(subject_for(variant, build_drafter(variant, pipeline.target), pipeline.rule))
     return subjects

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from .settings import add_model_arguments, config_from
 if TYPE_CHECKING:
     from ..config import PlannerConfig
 
+_REFUSED = "the planner would refuse to load it"
 HELP = "Say what is installed, what is missing and how to get it, and what the model needs in memory."
 EXAMPLES = """\
 examples:
@@ -83,13 +84,13 @@ def find_model(setting: str) -> tuple[Path | None, Problem | None]:
 def memory_report(
     directory: Path, config: PlannerConfig, devices: list[dict[str, Any]]
 ) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """The budget beside what the machine has, in bytes."""
-    draft = Path(config.draft_model).expanduser() if config.drafter == "draft-model" and config.draft_model else None
+    """The budget beside what the machine has, in bytes; without the drafter where that is a problem."""
     try:
-        need = memory.budget(directory, config, draft)
+        need = memory.budget(directory, config)
     except (ValueError, OSError) as error:
-        why = "the planner would refuse to load it"
-        return None, [Problem(str(error), why, "give a complete model directory of a supported family")]
+        return None, [Problem(str(error), _REFUSED, "give a complete model directory of a supported family")]
+    drafter, problems = drafter_report(directory, config)
+    need = replace(need, drafter=drafter)
     gpu = next((device for device in devices if str(device["name"]).startswith("cuda")), None)
     on_gpu = gpu is not None and config.device in ("auto", "cuda")
     available, total = (gpu["memory_available"], gpu["memory_total"]) if on_gpu and gpu else memory.available_bytes()
@@ -107,8 +108,25 @@ def memory_report(
         have = f"{_gigabytes(available)} are available on {report['device']}"
         what = f"the planner needs {_gigabytes(need.total)} and {have}"
         fix = "use a smaller --precision, a shorter --context-length, or a smaller model"
-        return report, [Problem(what, "it would be stopped for lack of memory", fix)]
-    return report, []
+        problems.append(Problem(what, "it would be stopped for lack of memory", fix))
+    return report, problems
+
+
+def drafter_report(directory: Path, config: PlannerConfig) -> tuple[int, list[Problem]]:
+    """What the drafter takes of its own, in bytes; 0 where it cannot be used with the target in ``directory``."""
+    from ..drafter_choice import check_fits
+    from ..factory import find_rule
+
+    try:
+        check_fits(config, find_rule(config.rule))
+        return memory.drafter_bytes(directory, config), []
+    except ImportError as error:
+        what, fix = f"drafter {config.drafter} needs the package {error.name}", f"pip install {error.name}"
+    except (ValueError, OSError) as error:
+        what, _, fix = str(error).rpartition(": ")
+        if not what:
+            what, fix = str(error), "set drafter to lookup, to another name or to a checkpoint's directory"
+    return 0, [Problem(what, _REFUSED, fix)]
 
 
 def as_text(report: dict[str, Any]) -> str:

@@ -16,11 +16,15 @@ EXAMPLES = """\
 The adapter (PEFT's format, float16), its card and the run's state are written to --out. A run that was killed or
 interrupted is continued with the same command and --resume. With --steps or --epochs a run continued on a CPU with as
 many threads ends in the same bits as an uninterrupted one; --minutes ends by the clock. Without any: --epochs 2.
+--medusa is Medusa-2: the adapter and heads that `spec-planner train --drafter medusa` made for --target go on together,
+by L_LM + λ0 Σ 0.8^k CE(head k). The heads go to --out/drafter and are for the target with the adapter merged in. That
+is a new target, which says other things than the old one; drafting with the heads is exact with respect to the new one.
 
 examples:
   spec-planner finetune --target default-base --tasks tasks/ --out adapter/ --minutes 60
   spec-planner finetune --target default-base --tasks tasks/ --out adapter/ --minutes 60 --resume
   spec-planner finetune --target models/Qwen3-1.7B --tasks tasks/ --out adapter/ --epochs 2 --merge merged/
+  spec-planner finetune --target default-base --tasks tasks/ --out planner2/ --medusa heads/drafter --merge merged/
   torchrun --nproc-per-node 8 -m spec_planner finetune --target models/Qwen3-1.7B --tasks tasks/ --out adapter/
 """
 
@@ -47,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--general", type=float, default=0.05, metavar="X", help="share of packs that keep general ability (0.05)"
+    )
+    parser.add_argument("--medusa", metavar="DIR", help="Medusa heads for --target, to learn together with the adapter")
+    parser.add_argument(
+        "--medusa-weight", type=float, default=0.2, metavar="X", help="of the heads' loss beside the plans', λ0 (0.2)"
+    )
+    parser.add_argument(
+        "--medusa-rate", type=float, default=4.0, metavar="X", help="the heads' learning rate, times the adapter's (4)"
     )
     parser.add_argument("--evaluate-every", type=int, default=50, metavar="N", help="steps between evaluations (50)")
     parser.add_argument("--save-seconds", type=float, default=120.0, metavar="X", help="between states on disk (120)")
@@ -90,6 +101,9 @@ def run(options: argparse.Namespace) -> int:
         pack_tokens=options.pack_tokens,
         vary_share=options.vary_skills,
         general_share=options.general,
+        medusa=Path(options.medusa).expanduser() if options.medusa else None,
+        medusa_weight=options.medusa_weight,
+        medusa_rate=options.medusa_rate,
         evaluate_every=options.evaluate_every,
         save_seconds=options.save_seconds,
         seed=options.seed,
@@ -130,6 +144,6 @@ def _shown(summary: dict) -> str:
             f"{summary['steps']} steps, {summary['tokens']:,} tokens in {summary['minutes']:.1f} min "
             f"({summary['tokens_per_second']:.0f} tokens/s)",
             *rows,
-            f"adapter and card are in {summary['out']}",
+            f"adapter{', heads (drafter)' if summary['heads'] else ''} and card are in {summary['out']}",
         ]
     )

@@ -1,6 +1,7 @@
-"""What the planner will need in memory, from files that say so before anything is loaded. Needs no torch.
+"""What the planner will need in memory, from files that say so before anything is loaded.
 
-Weights are counted from the headers of the safetensors files, which list every tensor's shape.
+Weights are counted from the headers of the safetensors files, which list every tensor's shape. Only a drafter's
+checkpoint needs torch, as it does to run.
 """
 
 from __future__ import annotations
@@ -35,35 +36,49 @@ class MemoryBudget:
         return self.weights + self.kv + self.drafter + self.activations
 
 
-def budget(directory: Path, config: PlannerConfig, draft_directory: Path | None) -> MemoryBudget:
-    """What ``config`` needs with the target in ``directory``.
-
-    Args:
-        draft_directory: the draft model's own directory, None where there is none.
+def budget(directory: Path, config: PlannerConfig, drafter: int = 0) -> MemoryBudget:
+    """What ``config`` needs with the target in ``directory``; ``drafter``: what ``drafter_bytes`` came to.
 
     Raises:
-        ValueError: a model directory cannot be used; one sentence.
+        ValueError: the model directory cannot be used; one sentence.
     """
     from ..engines.decoder_config import read_decoder_config
 
     size = BYTES_PER_VALUE[config.precision]
-    on_onnx = config.engine_name == "onnx"
-    weight_bytes = onnx_weight_bytes if on_onnx else torch_weight_bytes
+    weight_bytes = onnx_weight_bytes if config.engine_name == "onnx" else torch_weight_bytes
     target = read_decoder_config(directory)
-    drafter = 0
-    if config.drafter == "draft-model" and draft_directory is not None:
-        net = read_decoder_config(draft_directory)
-        drafter = weight_bytes(draft_directory, net, config.precision) + kv_bytes(net, config.context_length, size)
-    elif config.drafter == "draft-model":  # the target's first layers: torch shares their weights, but not the cache
-        layers = config.draft_layers_of(target.num_layers)
-        drafter = kv_bytes(target, config.context_length, size, num_layers=layers)
-        drafter += onnx_weight_bytes(directory, target, config.precision, layers) if on_onnx else 0
     return MemoryBudget(
         weights=weight_bytes(directory, target, config.precision),
         kv=kv_bytes(target, config.context_length, size),
         drafter=drafter,
         activations=activation_bytes(target, config.context_length, config.num_draft_tokens + 1, size),
     )
+
+
+def drafter_bytes(directory: Path, config: PlannerConfig) -> int:
+    """What the drafter of ``config`` takes of its own with a full context, an upper estimate.
+
+    Raises:
+        ValueError: it cannot be used, or not with the target in ``directory``; one sentence.
+        ImportError: torch is missing, and it is a checkpoint.
+    """
+    from ..drafter_choice import GRAFT, drafter_bytes, drafter_checkpoint
+    from ..engines.decoder_config import read_decoder_config
+
+    size, on_onnx = BYTES_PER_VALUE[config.precision], config.engine_name == "onnx"
+    found = drafter_bytes(config, directory, config.context_length + PASS_ROOM)
+    if config.drafter.removeprefix(GRAFT) != "draft-model" or drafter_checkpoint(config, directory) is not None:
+        return found
+    if config.draft_model:
+        own = Path(config.draft_model).expanduser()
+        net = read_decoder_config(own)
+        weight_bytes = onnx_weight_bytes if on_onnx else torch_weight_bytes
+        return found + weight_bytes(own, net, config.precision) + kv_bytes(net, config.context_length, size)
+    # The target's first layers: torch shares their weights, but not the cache.
+    target = read_decoder_config(directory)
+    layers = config.draft_layers_of(target.num_layers)
+    copied = onnx_weight_bytes(directory, target, config.precision, layers) if on_onnx else 0
+    return found + copied + kv_bytes(target, config.context_length, size, num_layers=layers)
 
 
 def kv_bytes(config: DecoderConfig, context_length: int, size: int, num_layers: int | None = None) -> int:

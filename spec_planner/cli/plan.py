@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
             print("thinking first; the plan follows", file=sys.stderr)
         result = pipeline.run(request, _ignore if options.json else _show_steps, lambda: False)
         if options.json:
-            print(json.dumps(as_json(result, config, pipeline.info), ensure_ascii=False))
+            print(json.dumps(as_json(result, config, pipeline.drafter_name, pipeline.info), ensure_ascii=False))
         else:
             _show_end(result)
     finally:
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(result: PlanResult, config: PlannerConfig, info: Any) -> dict[str, Any]:
+def as_json(result: PlanResult, config: PlannerConfig, drafter: str, info: Any) -> dict[str, Any]:
     """The object that ``--json`` prints; times are milliseconds."""
     return {
         "outcome": result.outcome,
@@ -123,7 +123,7 @@ def as_json(result: PlanResult, config: PlannerConfig, info: Any) -> dict[str, A
         "complete": result.plan.complete,
         "metrics": {**asdict(result.metrics), "time_to_first_step_ms": result.time_to_first_step_ms},
         "target": {"name": info.name, "engine": info.engine, "precision": info.precision, "device": info.device},
-        "drafter": config.drafter,
+        "drafter": drafter,
         "rule": config.rule,
         "sampling": asdict(config.sampling),
         "versions": dict(info.versions),

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 # flag, setting, type, metavar, help; what is not given falls to the YAML file, then to the config's default
 _FLAGS: tuple[tuple[str, str, type, str, str], ...] = (
     ("--model", "model", str, "DIR", "target: a local Hugging Face model directory, or 'default'"),
-    ("--drafter", "drafter", str, "NAME", "none, lookup, draft-model, eagle3 and the like, or a checkpoint directory"),
+    (
+        "--drafter",
+        "drafter",
+        str,
+        "NAME",
+        "none, lookup, draft-model; medusa, mtp, eagle3, dflash2 and the like, if they come with the package for this "
+        "target; or a checkpoint directory; lookup+ before one puts prompt lookup beside it",
+    ),
     (
         "--draft-model",
         "draft_model",

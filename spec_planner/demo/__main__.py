@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make demo", description="Plan one instruction, plain and speculative.")
     given = os.environ.get
     parser.add_argument("--instruction", default=given("SPEC_PLANNER_DEMO_INSTRUCTION") or INSTRUCTION)
-    parser.add_argument("--drafter", default=given("SPEC_PLANNER_DEMO_DRAFTER") or "lookup")
+    parser.add_argument("--drafter", default=given("SPEC_PLANNER_DEMO_DRAFTER") or "auto")
     parser.add_argument("--model", default="default", help="a local Hugging Face model directory")
     parser.add_argument("--scene", default=given("SPEC_PLANNER_DEMO_SCENE"), metavar="FILE", help=_SCENE_HELP)
     parser.add_argument("--skills", default="", metavar="FILE", help="YAML skills; by default the household ones")

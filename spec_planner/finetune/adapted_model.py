@@ -57,9 +57,23 @@ class AdaptedModel:
         for parameter in self.parameters.values():
             parameter.data = parameter.data.float()
 
-    def loss_sum(self, pack: Pack) -> Tensor:
-        """Sum over the pack's answer tokens (times their weights) of −log p, or of KL(base ‖ adapted) in nats."""
-        logits = self.answer_logits(pack).float()
+    @property
+    def head(self) -> Tensor:
+        """[vocabulary, d]; frozen, as is the embedding."""
+        weight: Tensor = self._head.weight
+        return weight
+
+    @property
+    def embedding(self) -> Tensor:
+        weight: Tensor = self._base.get_input_embeddings().weight
+        return weight
+
+    def loss_sum(self, pack: Pack, hidden: Tensor | None = None) -> Tensor:
+        """Sum over the pack's answer tokens (times their weights) of −log p, or of KL(base ‖ adapted) in nats.
+
+        ``hidden``: the pack's ``hidden_states``, where they are known.
+        """
+        logits = self.answer_logits(pack, hidden).float()
         weights = torch.from_numpy(pack.weights).to(self.device)
         if not pack.distil:
             targets = torch.from_numpy(pack.targets).to(self.device)
@@ -69,15 +83,21 @@ class AdaptedModel:
         divergence = F.kl_div(F.log_softmax(logits, dim=-1), law, reduction="none", log_target=True).sum(-1)
         return (divergence * weights).sum()
 
-    def answer_logits(self, pack: Pack) -> Tensor:
+    def answer_logits(self, pack: Pack, hidden: Tensor | None = None) -> Tensor:
         """[answer tokens, vocabulary]; the head runs on these rows only."""
-        hidden = self._decoder(
+        if hidden is None:
+            hidden = self.hidden_states(pack)
+        return self._head(hidden[torch.from_numpy(pack.rows).to(self.device)])
+
+    def hidden_states(self, pack: Pack) -> Tensor:
+        """[rows, d], after the final norm: what the head reads."""
+        hidden: Tensor = self._decoder(
             input_ids=torch.from_numpy(pack.ids)[None].to(self.device),
             position_ids=torch.from_numpy(pack.positions)[None].to(self.device),
             use_cache=False,
             forest=Forest(pack, self.device),
         ).last_hidden_state[0]
-        return self._head(hidden[torch.from_numpy(pack.rows).to(self.device)])
+        return hidden
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:

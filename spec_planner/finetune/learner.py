@@ -14,18 +14,23 @@ from .adapted_model import AdaptedModel
 
 
 class PlanLearner:
-    """A ``learning.trainer.Learner`` over an adapted model."""
+    """A ``learning.trainer.Learner`` over an adapted model.
+
+    ``hidden`` in its methods: the pack's ``AdaptedModel.hidden_states``, where they are known.
+    """
+
+    SUMS = 4  # that ``measure`` gives
 
     def __init__(self, model: AdaptedModel) -> None:
         self._model = model
         self.parameters, self.device = model.parameters, model.device
 
-    def loss(self, pack: Pack) -> tuple[Tensor, float]:
-        return self._model.loss_sum(pack), pack.num_answer_tokens
+    def loss(self, pack: Pack, hidden: Tensor | None = None) -> tuple[Tensor, float]:
+        return self._model.loss_sum(pack, hidden), pack.num_answer_tokens
 
-    def measure(self, pack: Pack) -> Tensor:
+    def measure(self, pack: Pack, hidden: Tensor | None = None) -> Tensor:
         """Nats, answer tokens, plans that greedy decoding would repeat token by token, plans: float64 [4]."""
-        logits = self._model.answer_logits(pack).float()
+        logits = self._model.answer_logits(pack, hidden).float()
         targets = torch.from_numpy(pack.targets).to(logits.device)
         nats = F.cross_entropy(logits, targets, reduction="none").cpu()
         right = (logits.argmax(-1) == targets).tolist()

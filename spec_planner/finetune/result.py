@@ -6,24 +6,29 @@ import json
 import shlex
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from ..engines.adapter import CONFIG, WEIGHTS
+from drafters.training.medusa import MedusaTrainee
+
+from ..engines.adapter import CONFIG, WEIGHTS, adapter_fingerprint
 from ..learning.corpus import Corpus
 from ..learning.files import RunError, write_whole
 from ..learning.schedule import lowered
+from ..train.result import write_drafter
 from .adapted_model import AdaptedModel
 
 CARD = "README.md"
 
 
-def round_adapter(model: AdaptedModel) -> None:
-    """Give the adapter the values it is stored with, so that what is measured is what is kept."""
-    for parameter in model.parameters.values():
+def round_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Give them the values they are stored with, so that what is measured is what is kept."""
+    for parameter in parameters.values():
         parameter.data.copy_(parameter.data.half().float())
 
 
@@ -39,6 +44,13 @@ def write_adapter(model: AdaptedModel, base_name: str, out: Path) -> None:
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     write_whole(out / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     write_whole(out / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def write_heads(trainee: MedusaTrainee, summary: Mapping[str, Any], out: Path) -> None:
+    """``drafter`` in ``out``, noted as for the target with the adapter that lies there merged in."""
+    target = f"adapter-{adapter_fingerprint(out)}"  # its identity, as ``engines.identity`` says it
+    note = {"drafter": "medusa", "steps": summary["steps"], "recipe": summary["recipe"], "target": target}
+    write_drafter(trainee, out, note)
 
 
 def write_card(out: Path, summary: dict[str, Any], corpus: Corpus, command: list[str]) -> None:
@@ -72,5 +84,34 @@ def write_card(out: Path, summary: dict[str, Any], corpus: Corpus, command: list
         f"|---|{'---|' * len(splits)}",
     ]
     lines += [f"| {domain} | {' | '.join(str(counts[domain, split]) for split in splits)} |" for domain in domains]
+    lines += _heads_lines(summary) if summary["heads"] else []
     lines += ["", "## Recipe", *(f"- {name}: {value}" for name, value in recipe.items() if value is not None), ""]
     write_whole(out / CARD, lambda path: path.write_text("\n".join(lines), encoding="utf-8"))
+
+
+def _heads_lines(summary: dict[str, Any]) -> list[str]:
+    heads, target = summary["heads"], summary["target"]
+    lines = [
+        "",
+        "## Heads",
+        f"`drafter/` holds {heads['num_heads']} Medusa heads ({heads['parameters']:,} parameters) that learned "
+        f"together with the adapter (Medusa-2, 2401.10774). They began as heads for {target} as it was.",
+        "",
+        f"**{target} with this adapter is a new target: it says other things than {target} does.** Drafting with these "
+        "heads is exact with respect to the new target, which says the same with them and without; it is no way to get "
+        "the old one's words. The heads are for the new target only: any other one still says what it would say, but "
+        "few of their drafts are kept.",
+    ]
+    if heads["by_depth"]:
+        before, after = heads["by_depth"]
+        lines += [
+            "",
+            f"Chance that the first k drafts of a chain are the expert's tokens, before (on {target} as it was) and "
+            "after:",
+            "",
+            f"| k | {' | '.join(str(depth) for depth in range(1, len(after) + 1))} |",
+            f"|---|{'---|' * len(after)}",
+            f"| before | {' | '.join(f'{share:.2f}' for share in before)} |",
+            f"| after | {' | '.join(f'{share:.2f}' for share in after)} |",
+        ]
+    return lines

@@ -24,7 +24,8 @@ from ..tasks.task import TRAIN, VALIDATION
 from .adapted_model import AdaptedModel
 from .general import general_examples, perplexity
 from .learner import PlanLearner
-from .result import round_adapter, write_adapter, write_card
+from .medusa import PREFIX, JointLearner, WarmHeads
+from .result import round_parameters, write_adapter, write_card, write_heads
 from .stream import Mix, PackStream, validation_packs
 
 
@@ -44,6 +45,9 @@ class Settings:
     pack_tokens: int = 2048
     vary_share: float = 0.25
     general_share: float = 0.05
+    medusa: Path | None = None
+    medusa_weight: float = 0.2
+    medusa_rate: float = 4.0
     evaluate_every: int = 50
     validation_tasks: int = 64
     final_tasks: int = 256
@@ -62,6 +66,7 @@ class Settings:
             "learning_rate",
             "batch_tokens",
             "pack_tokens",
+            "medusa_rate",
             "evaluate_every",
         )
         for name in positive:
@@ -70,6 +75,8 @@ class Settings:
                 raise RunError(f"--{name.replace('_', '-')} must be greater than 0, got {value}")
         if not 0 <= self.save_seconds < math.inf:
             raise RunError(f"--save-seconds must be 0 or greater, got {self.save_seconds}")
+        if not 0 <= self.medusa_weight < math.inf:
+            raise RunError(f"--medusa-weight must be 0 or greater, got {self.medusa_weight}")
         for flag, share, most in (("--vary-skills", self.vary_share, 1), ("--general", self.general_share, 0.5)):
             if not 0 <= share <= most:
                 raise RunError(f"{flag} must be a share from 0 to {most}, got {share}")
@@ -101,8 +108,17 @@ def finetune(
     corpus = read_corpus(settings.tasks)
     encoder = Encoder(Tokenizer(settings.target))
     alpha, identity = 2 * settings.rank, target_identity(settings.target)
+    warm = WarmHeads.read(settings.medusa, settings.target, identity) if settings.medusa else None
+    begins_with = {
+        "target": settings.target.name,
+        "weights": identity,
+        "tasks": corpus.fingerprint,
+        "medusa": warm and warm.fingerprint,
+        "medusa_weight": warm and settings.medusa_weight,
+        "medusa_rate": warm and settings.medusa_rate,
+    }
     if resume:  # before the model is loaded
-        check_recipe(out, {"target": settings.target.name, "weights": identity, "tasks": corpus.fingerprint})
+        check_recipe(out, begins_with)
     with Group(device) as group, alone(out) if group.leads else contextlib.nullcontext():
         if group.leads:
             sweep(out)
@@ -134,9 +150,7 @@ def finetune(
             usual_epochs=2,
         )
         recipe = {
-            "target": settings.target.name,
-            "weights": identity,
-            "tasks": corpus.fingerprint,
+            **begins_with,
             "rank": settings.rank,
             "alpha": alpha,
             "learning_rate": settings.learning_rate,
@@ -147,13 +161,19 @@ def finetune(
             "seed": settings.seed,
             "dtype": str(dtype).removeprefix("torch."),
         }
+        joint = None
+        if warm:
+            trainee = warm.trainee(model, settings.target, stream.examples)
+            joint = JointLearner(model, trainee, settings.medusa_weight)
+        learner = joint or PlanLearner(model)
         trainer = Trainer(
-            PlanLearner(model),
+            learner,
             stream,
             validation,
             schedule,
             Saving(out, recipe, settings.save_seconds),
             group,
+            rate_factors={PREFIX: settings.medusa_rate},
             evaluate_every=settings.evaluate_every,
             report=say,
             stop=stop,
@@ -162,15 +182,20 @@ def finetune(
             trainer.resume()
         if not trainer.run():
             return None
-        say(1.0, "evaluating the adapter as it is stored, in float16")
-        round_adapter(model)
+        say(1.0, "evaluating what was learned as it is stored, in float16")
+        round_parameters(learner.parameters)
         last = validation_packs(held_out, settings.pack_tokens, settings.final_tasks)
         final = trainer.evaluate(last) if last else None  # tasks may have no validation split
         after = perplexity(model, encoder)
         summary = _summary(settings, trainer.progress, recipe, schedule, device, group)
         summary["numbers"] = _numbers(trainer.progress, final, before, after)
+        summary["heads"] = _heads(joint, trainer.progress, final) if joint else None
         if group.leads:
             write_adapter(model, settings.target.name, out)
+            if joint:
+                if last:
+                    joint.calibrate(last)
+                write_heads(joint.trainee, summary, out)
             write_card(out, summary, corpus, list(command))
         return summary
 
@@ -208,4 +233,19 @@ def _numbers(
         first = progress.evaluations[0]
         numbers["validation loss"] = (f"{first['validation_loss']:.4f}", f"{final['validation_loss']:.4f}")
         numbers["validation plans exact"] = (f"{first['exact']:.1%}", f"{final['exact']:.1%}")
+        if "acceptance_length" in final:
+            title, key = "expert's tokens per Medusa pass", "acceptance_length"
+            numbers[title] = (f"{first[key]:.2f}", f"{final[key]:.2f}")
     return numbers
+
+
+def _heads(joint: JointLearner, progress: Progress, final: dict[str, Any] | None) -> dict[str, Any]:
+    """``by_depth``: before and after; None without a validation split."""
+    by_depth = None
+    if progress.evaluations and final is not None:
+        by_depth = [progress.evaluations[0]["by_depth"], final["by_depth"]]
+    return {
+        "num_heads": joint.trainee.depth,
+        "parameters": sum(parameter.numel() for parameter in joint.trainee.net.parameters()),
+        "by_depth": by_depth,
+    }

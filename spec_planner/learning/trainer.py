@@ -72,16 +72,22 @@ class Trainer(Generic[Pack]):
         saving: Saving,
         group: Group,
         *,
+        rate_factors: Mapping[str, float] | None = None,
         evaluate_every: int = 50,
         report: Report = lambda share, line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``report`` gets the share done and a line; ``stop`` is asked after every pass whether to end early."""
+        """``report`` gets the share done and a line; ``stop`` is asked after every pass whether to end early.
+
+        ``rate_factors``: what parameters' names begin with → the multiple of the schedule's rate at which these learn;
+        their gradient is clipped by its own norm, so that the others' steps do not depend on it.
+        """
         self._learner, self._stream, self._validation = learner, stream, validation
         self._schedule, self._saving, self._group = schedule, saving, group
         self._evaluate_every, self._report, self._stop = evaluate_every, report, stop
         self._parameters = list(learner.parameters.values())
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
+        groups = _groups(learner.parameters, rate_factors or {})
+        self._optimizer = torch.optim.AdamW(groups, lr=0.0, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
         self.progress = Progress()
 
     def resume(self) -> None:
@@ -165,14 +171,15 @@ class Trainer(Generic[Pack]):
             return None
         for parameter in self._parameters:
             parameter.grad.div_(max(count, 1e-9))  # type: ignore[union-attr]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._schedule.clip)
-        if not torch.isfinite(norm):  # after this step every parameter would be NaN
+        groups, clip = self._optimizer.param_groups, self._schedule.clip
+        norms = [torch.nn.utils.clip_grad_norm_(settings["params"], clip) for settings in groups]
+        if not all(map(torch.isfinite, norms)):  # after this step every parameter would be NaN
             raise RunError(
                 f"the gradient of step {progress.step + 1} is not finite: add --resume to go on from the last state in "
                 f"{self._saving.out} with a lower --learning-rate, or begin again with --precision float32"
             )
-        for settings in self._optimizer.param_groups:
-            settings["lr"] = rate
+        for settings in groups:
+            settings["lr"] = rate * settings["factor"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         progress.epoch, progress.pack, progress.step = epoch, index, progress.step + 1
@@ -215,3 +222,11 @@ class Trainer(Generic[Pack]):
         if rows_per_second:
             parts.append(f"{rows_per_second:.0f} tokens/s")
         self._report(self._schedule.done(progress), ", ".join(parts))
+
+
+def _groups(parameters: Mapping[str, nn.Parameter], factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The optimizer's: those that learn at the schedule's rate first, then those of each prefix in ``factors``."""
+    found: dict[str, list[nn.Parameter]] = {"": [], **{prefix: [] for prefix in factors}}
+    for name, parameter in parameters.items():
+        found[next((prefix for prefix in factors if name.startswith(prefix)), "")].append(parameter)
+    return [{"params": each, "factor": factors.get(prefix, 1.0)} for prefix, each in found.items() if each]

@@ -23,7 +23,8 @@ from spec_planner_msgs.srv import Certify
 from ..certify.certificate import Settings, Subject
 from ..certify.document import write
 from ..certify.planner import certify_planner, read_instructions, settings_for, subject_for
-from ..config import ConfigError
+from ..config import ConfigError, PlannerConfig
+from ..drafter_choice import chosen, drafter_files
 from ..factory import make_request, model_directory
 from ..language.plan import Scene
 from ..pipeline.plan_pipeline import PlanPipeline
@@ -37,8 +38,7 @@ class Order:
     """What is to be compared."""
 
     pipeline: PlanPipeline
-    model: str  # the settings
-    draft_model: str  # empty: there is none
+    config: PlannerConfig
     subject: Subject
     requests: list[PlanRequest]
     settings: Settings
@@ -114,10 +114,10 @@ class CertifyServer:
         if self._running:
             raise ConfigError("a certification is running; wait for its end, or end it with a lifecycle transition")
         config = parameters.read_config(self._node)
+        config = chosen(config, model_directory(config.model))
         return Order(
             pipeline,
-            config.model,
-            config.draft_model if config.drafter == "draft-model" else "",
+            config,
             subject_for(config, pipeline.drafter, pipeline.rule),
             [make_request(config, instruction, self._scene()) for instruction in read_instructions()],
             settings_for(config, request.tokens or None, request.temperatures, config.seed),
@@ -167,13 +167,16 @@ class CertifyServer:
 
 
 def _certify(order: Order, report: Callable[[float, str], None], cancelled: Callable[[], Any]) -> Certify.Response:
+    config = order.config
+    directory = model_directory(config.model)
+    files = drafter_files(config, directory)
     certificate, content = certify_planner(
         order.pipeline,
         [order.subject],
         order.requests,
         order.settings,
-        model_directory(order.model),
-        model_directory(order.draft_model) if order.draft_model else None,
+        directory,
+        {config.drafter: files} if files else {},
         report,
         lambda: bool(cancelled()),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from .batches import Drawn
 
 
 def read_target_weights(
-    directory: Path, device: torch.device, dtype: torch.dtype, answers: Iterable[Iterable[int]] = ()
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    answers: Iterable[Iterable[int]] = (),
+    prompts: Iterable[Iterable[int]] = (),
 ) -> TargetWeights:
-    """What a drafter reads of the target in ``directory``; ``answers``: ids whose tokens are counted.
+    """What a drafter reads of the target in ``directory``; ``answers``, ``prompts``: ids whose tokens are counted.
 
     Raises:
         ModelError: the directory cannot be used.
@@ -31,10 +36,6 @@ def read_target_weights(
     weights = load_weights(directory, config)
     embedding = weights["model.embed_tokens.weight"].to(device, dtype)
     head = embedding if config.tied_head else weights["lm_head.weight"].to(device, dtype)
-    counted = Counter(token for answer in answers for token in answer)
-    counts = torch.zeros(config.vocabulary_size, dtype=torch.int64)
-    for token, count in counted.items():
-        counts[token] = count
 
     def layer(number: int) -> dict[str, Tensor]:
         prefix = f"model.layers.{number}."
@@ -51,8 +52,16 @@ def read_target_weights(
         head=head,
         final_norm=weights["model.norm.weight"].to(device, torch.float32),
         layer=layer,
-        token_counts=counts.to(device),
+        token_counts=_counts(answers, config.vocabulary_size).to(device),
+        prompt_counts=_counts(prompts, config.vocabulary_size).to(device),
     )
+
+
+def _counts(texts: Iterable[Iterable[int]], size: int) -> Tensor:
+    counts = torch.zeros(size, dtype=torch.int64)
+    for token, count in Counter(chain.from_iterable(texts)).items():
+        counts[token] = count
+    return counts
 
 
 class DrafterLearner:

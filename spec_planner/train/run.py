@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from drafters.training.trainee import Trainee, make_trainee, trainee_class
+from drafters.training.trainee import Calibrated, Trainee, make_trainee, trainee_class
 
 from ..config import PlannerConfig
 from ..engines.decoder_config import read_decoder_config
@@ -107,7 +107,7 @@ class _Run:
         if store is None:
             return None
         counts = count_responses(responses)
-        trainee = self.make_trainee(each.answer_ids for each in responses if each.split == TRAIN)
+        trainee = self.make_trainee([each for each in responses if each.split == TRAIN])
         del responses  # may be large, and what is needed of them lies on disk
         learner = DrafterLearner(trainee, self.device, self.dtype)
         trained = self.learn(learner, store, header, resume)
@@ -123,6 +123,10 @@ class _Run:
             "parameters": sum(value.numel() for value in learner.parameters.values()),
         }
         note = {key: summary[key] for key in ("drafter", "steps", "recipe")} | {"target": self.identity}
+        if isinstance(trainee, Calibrated):
+            held_out = StoredBatches(store, VALIDATION, self.layers, self.device, self.dtype)
+            self.report(0.0, "calibrating on the held-out answers")
+            trainee.calibrate(each.batch for each in held_out)
         directory = write_drafter(trainee, self.settings.out, note)
         measured = self.measure(directory, max(LEAST_DRAFT, trainee.depth))
         if measured is None:
@@ -132,9 +136,10 @@ class _Run:
         write_whole(self.settings.out / "README.md", lambda path: path.write_text(text, encoding="utf-8"))
         return summary
 
-    def make_trainee(self, answers: Any) -> Trainee:
-        """The drafter before its first step; the seed alone decides its parameters."""
-        weights = read_target_weights(self.settings.target, self.device, self.dtype, answers)
+    def make_trainee(self, learned: Sequence[Response]) -> Trainee:
+        """The drafter before its first step, to learn these answers; the seed alone decides its parameters."""
+        answers, prompts = ([each.answer_ids for each in learned], [each.prompt_ids for each in learned])
+        weights = read_target_weights(self.settings.target, self.device, self.dtype, answers, prompts)
         torch.manual_seed(self.settings.seed)
         return make_trainee(self.settings.drafter, weights, self.settings.options)
 

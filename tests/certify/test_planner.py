@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_settings_out_of_range_are_refused_before_anything_runs(given: dict, sai
 
 
 def test_the_subject_is_the_drafter_as_configured() -> None:
-    tree = subject_for(PlannerConfig(draft_branches=3, num_draft_tokens=5), LookupDrafter(), MATCHING)
+    tree = subject_for(PlannerConfig(drafter="lookup", draft_branches=3, num_draft_tokens=5), LookupDrafter(), MATCHING)
     assert (tree.name, tree.rule.name, tree.num_draft_tokens) == ("lookup, tree", "drafter-invariant", 5)
     assert SUBJECT.name == "lookup, chain"
     with pytest.raises(ConfigError, match="drafter 'none'"):
@@ -75,6 +76,26 @@ def test_hashing_a_large_model_can_be_cancelled(tmp_path: Path) -> None:
     certificate = certify(target, [SUBJECT], PROMPTS, frozenset(), Settings(tokens=10))
     with pytest.raises(InterruptedError):
         to_json(certificate, target.info, tmp_path, cancelled=lambda: True)
+
+
+def test_a_drafter_is_known_by_its_name_its_kind_and_its_files(tmp_path: Path) -> None:
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    weights.write_bytes(b"one")
+    config.write_text("{}")
+    target = ScriptedTarget([4, 5], 10)
+    certificate = certify(target, [SUBJECT], PROMPTS, frozenset(), Settings(tokens=10))
+    given = {"lookup+eagle3": ("eagle3", [weights, config])}
+    (drafter,) = to_json(certificate, target.info, tmp_path / "none", given)["drafters"]
+    assert (drafter["name"], drafter["kind"]) == ("lookup+eagle3", "eagle3")
+    assert drafter["hashes"] == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (weights, config)}
+    weights.write_bytes(b"two")
+    content = to_json(certificate, target.info, tmp_path / "none", given)
+    assert content["drafters"] != [drafter] and content["hashes"] == {}
+    digest = hashlib.sha256(b"two").hexdigest()
+    assert f"- drafter lookup+eagle3 (eagle3), model.safetensors: `{digest}`" in to_markdown(content)
+    assert to_json(certificate, target.info, tmp_path)["drafters"] == []
+    with pytest.raises(InterruptedError):
+        to_json(certificate, target.info, tmp_path / "none", given, cancelled=lambda: True)
 
 
 def test_the_json_is_strict_where_a_number_is_infinite(tmp_path: Path) -> None:

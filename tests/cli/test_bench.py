@@ -61,8 +61,7 @@ def small(tiny_model, tmp_path_factory) -> list[str]:
 def test_by_default_every_drafter_for_the_model_is_measured(tiny_model, tmp_path, monkeypatch):
     """What was trained for another model is not among them."""
     pytest.importorskip("torch")
-    from spec_planner import factory, shipped_drafters
-    from spec_planner.config import PlannerConfig
+    from spec_planner import drafter_choice, shipped_drafters
     from spec_planner.engines.identity import target_identity
 
     for name, target in (("eagle1", target_identity(tiny_model)), ("medusa", "another model")):
@@ -74,7 +73,7 @@ def test_by_default_every_drafter_for_the_model_is_measured(tiny_model, tmp_path
         return sorted(tmp_path.glob(pattern.removeprefix("config/drafters/*/")))
 
     monkeypatch.setattr(shipped_drafters, "shared_files", shared_files)
-    names = factory.drafters_for(PlannerConfig(model=str(tiny_model)))
+    names = drafter_choice.drafters_for(tiny_model)
     assert names == ["none", "lookup", "draft-model", "eagle1"]
 
 

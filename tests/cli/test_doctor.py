@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from drafters.lookup import LookupDrafter
 from spec_planner.cli import memory, probes
 from spec_planner.cli.main import main
 from spec_planner.config import PlannerConfig
@@ -23,6 +25,12 @@ class Block:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Block())
 """
+
+
+@pytest.fixture
+def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of other things need not wait for every library to be tried."""
+    monkeypatch.setattr(probes, "import_error", lambda module: "")
 
 
 def test_json_says_what_is_there(spec_planner: Run, tiny_model: Path) -> None:
@@ -43,7 +51,7 @@ def test_weights_and_cache_are_what_the_target_takes(tied: bool, tmp_path: Path)
 
     directory = make_tiny_model(tmp_path / "model", tied=tied)
     config = PlannerConfig(context_length=256)
-    need = memory.budget(directory, config, None)
+    need = memory.budget(directory, config)
     target = TorchTarget.load(directory, context_length=256, device="cpu")
     assert (need.weights, need.kv) == (target.info.weight_bytes, target.info.kv_bytes)
     target.close()
@@ -58,30 +66,96 @@ def test_an_onnx_target_takes_what_was_said(precision: str, tied: bool, tmp_path
     config = PlannerConfig(
         engine="onnx", precision=precision, context_length=256, drafter="draft-model", draft_layers=1
     )
-    need = memory.budget(directory, config, None)
+    need = memory.budget(directory, config)
+    drafter = memory.drafter_bytes(directory, config)
     target = load_onnx(directory, context_length=256, precision=precision)
     assert (need.weights, need.kv) == (target.info.weight_bytes, target.info.kv_bytes)
-    assert need.kv / 2 < need.drafter < need.kv / 2 + need.weights  # ONNX Runtime holds the draft model's weights again
+    assert need.kv / 2 < drafter < need.kv / 2 + need.weights  # ONNX Runtime holds the draft model's weights again
 
 
 def test_a_truncated_draft_model_costs_its_cache(tiny_model: Path) -> None:
     config = PlannerConfig(drafter="draft-model", draft_layers=1)
-    need = memory.budget(tiny_model, config, None)
-    assert need.drafter == need.kv // 2  # one of the tiny model's two layers
-    assert memory.budget(tiny_model, PlannerConfig(), None).drafter == 0
-    own = memory.budget(tiny_model, config, tiny_model)
-    assert own.drafter == own.weights + own.kv
+    need = memory.budget(tiny_model, config)
+    alone = memory.drafter_bytes(tiny_model, config)
+    assert alone == need.kv // 2  # one of the tiny model's two layers
+    assert memory.drafter_bytes(tiny_model, PlannerConfig(drafter="none")) == 0
+    own = replace(config, draft_model=str(tiny_model))
+    assert memory.drafter_bytes(tiny_model, own) == need.weights + need.kv
+    index = memory.drafter_bytes(tiny_model, PlannerConfig(drafter="lookup"))
+    assert (
+        index > 0 and memory.drafter_bytes(tiny_model, replace(config, drafter="lookup+draft-model")) == alone + index
+    )
+
+
+@pytest.mark.usefixtures("all_installed")
+@pytest.mark.parametrize("graft", ["", "lookup+"])
+def test_a_drafter_counts_by_name_as_by_directory(
+    graft: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from drafters.registry import load_drafter
+    from drafters.training.trainee import make_trainee
+    from spec_planner.engines.identity import target_identity
+    from spec_planner.engines.torch_target import TorchTarget
+    from spec_planner.train.learner import read_target_weights
+
+    directory = tmp_path / "config" / "drafters" / "tiny" / "medusa"
+    directory.mkdir(parents=True)
+    trainee = make_trainee("medusa", read_target_weights(tiny_model, torch.device("cpu"), torch.float32), {})
+    trainee.save(directory, {"target": target_identity(tiny_model)})
+    monkeypatch.setattr("spec_planner.shipped_drafters.shared_files", lambda pattern: sorted(tmp_path.glob(pattern)))
+    target = TorchTarget.load(tiny_model, context_length=256, device="cpu")
+    own, counted = load_drafter(directory, target, 1).own_bytes, set()
+    target.close()
+    for name in ("medusa", str(directory)):
+        main(["doctor", "--model", str(tiny_model), "--drafter", graft + name, "--context-length", "256", "--json"])
+        report = json.loads(capsys.readouterr().out)
+        assert not any("drafter" in problem["what"] for problem in report["problems"])
+        counted.add(report["memory"]["drafter"])
+    (most,) = counted
+    states = (256 + memory.PASS_ROOM) * 64 * 4
+    index = LookupDrafter.most_bytes(256 + memory.PASS_ROOM) if graft else 0
+    assert most == own + states + index
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_a_drafter_that_cannot_be_used_is_one_problem_and_the_rest_is_counted(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "config" / "drafters" / "big" / "eagle3"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({"spec_planner": {"target": "adapter-0123"}}))
+    monkeypatch.setattr("spec_planner.shipped_drafters.shared_files", lambda pattern: sorted(tmp_path.glob(pattern)))
+    for name, said, fix in (
+        ("eagle3", "drafter 'eagle3' was trained for big and the target in use is another (weights-", "use that model"),
+        ("lookup+dflash", "no drafter 'dflash' comes with this package, only eagle3", "use one of them"),
+        ("dflush", "no drafter is called 'dflush'; choose auto, none, lookup", "set drafter to"),
+        (str(directory), f"{directory} holds no weights", "give a drafter checkpoint directory"),
+    ):
+        assert main(["doctor", "--model", str(tiny_model), "--drafter", name, "--json"]) == 1
+        report = json.loads(capsys.readouterr().out)
+        (problem,) = [each for each in report["problems"] if each["what"].startswith(said)]
+        assert problem["fix"].startswith(fix) and "\n" not in problem["what"]
+        assert report["memory"]["weights"] > 0 and report["memory"]["drafter"] == 0
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_a_checkpoint_without_torch_is_a_problem(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "drafters.footprint", raising=False)
+    monkeypatch.delitem(sys.modules, "drafters.checkpoint", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["doctor", "--model", str(tiny_model), "--drafter", str(tmp_path), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    (problem,) = [each for each in report["problems"] if "drafter" in each["what"]]
+    assert problem["what"].endswith("needs the package torch") and problem["fix"] == "pip install torch"
 
 
 def test_half_precision_halves_it(tiny_model: Path) -> None:
-    full, half = (memory.budget(tiny_model, PlannerConfig(precision=p), None) for p in ("float32", "bfloat16"))
+    full, half = (memory.budget(tiny_model, PlannerConfig(precision=p)) for p in ("float32", "bfloat16"))
     assert full.total == 2 * half.total
-
-
-@pytest.fixture
-def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of other things need not wait for every library to be tried."""
-    monkeypatch.setattr(probes, "import_error", lambda module: "")
 
 
 @pytest.mark.usefixtures("all_installed")

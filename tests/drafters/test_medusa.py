@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from drafters.checkpoint import CheckpointError
-from drafters.medusa import MedusaDrafter
+from drafters.medusa import MedusaDrafter, stored_tree
 from drafters.nets.medusa_net import MedusaNet, load_medusa
-from drafters.tree_growth.static import MEDUSA_63, layout
+from drafters.registry import load_drafter
+from drafters.tree_growth.static import MEDUSA_63, layout, tree_from_accuracy
 from spec_planner.decoding.contracts import Drafter, Incompatible, PromptInput, check_compatible
 from spec_planner.decoding.draft_budget import FixedBudget
 from spec_planner.decoding.draft_sampler import RunDraftSampler
@@ -33,6 +34,7 @@ HIDDEN, VOCABULARY = 48, 320
 FORMS = {"v1": (4, 1, True), "legacy": (4, 1, False), "two layers": (4, 2, True)}  # heads, layers, own output
 SHAPES = ["chain", "best-first", MEDUSA_63]
 PROMPT = tuple(range(3, 60, 4))
+ACCURACY = [[0.5, 0.25, 0.125], [0.3, 0.2, 0.0], [0.75, 0.25, 0.0], [0.1, 0.05, 0.05]]  # of four heads
 
 
 def golden_tensors(form: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -260,6 +262,60 @@ def test_with_nothing_observed_or_no_head_left_the_stem_is_the_draft(target):
     for temperature, rule in ((0.0, "drafter-invariant"), (1.0, "rejection")):
         tree = drafter.draft((5, 6, 7), 4, sampler_of(temperature, rule=rule))
         assert isinstance(tree, DraftTree) and tree.tokens.tolist() == [5, 6, 7]
+
+
+def test_a_measured_tree_is_that_of_the_heads_that_are_left(target):
+    drafter = MedusaDrafter(heads_for(target), target.info, accuracy=ACCURACY)
+    assert drafter.requirements.draws_trees
+    drafter.observe((1,), torch.ones(1, 1, 64))
+    for forced in range(4):
+        tree = drafter.draft((5, 6, 7, 8)[: forced + 1], 9, sampler_of())
+        expected = layout(tree_from_accuracy(ACCURACY[forced:], 9))
+        assert [forced + parent for parent in expected.parents[1:]] == tree.parents[forced + 1 :].tolist()
+    assert drafter.draft((5, 6, 7, 8, 9), 9, sampler_of()).num_nodes == 5  # no head is left
+
+
+@pytest.mark.parametrize("rule", ["drafter-invariant", "recursive-rejection", "traversal", "point-mass"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_measured_tree_changes_no_tokens(target, rule, temperature):
+    drafted, steps = run(target, MedusaDrafter(heads_for(target), target.info, accuracy=ACCURACY), temperature, rule)
+    assert all(step.metrics.num_drafted for step in steps[1:-4]) and len(drafted) == 24
+    if rule == "drafter-invariant" or temperature == 0:
+        assert drafted == run(target, None, temperature)[0]
+
+
+def test_the_tree_that_a_config_asks_for(target, tmp_path):
+    net = heads_for(target)
+    _saved(tmp_path / "heads", dict(net.state_dict()))
+    asked = {
+        "nothing": {},
+        "best-first": {"medusa_tree": "best-first", "medusa_rank_accuracy": "not looked at"},
+        "measured": {"medusa_tree": "measured", "medusa_rank_accuracy": ACCURACY},
+        "published": {"medusa_tree": "published"},
+    }
+    for name, config in asked.items():
+        (tmp_path / "heads" / "config.json").write_text(json.dumps(config))
+        expected = MedusaDrafter(net, target.info, **{
+            "measured": {"accuracy": ACCURACY}, "published": {"shape": MEDUSA_63},
+        }.get(name, {"shape": "best-first"}))  # fmt: skip
+        trees = []
+        for drafter in (expected, load_drafter(tmp_path / "heads", target, 2)):
+            assert drafter.requirements.draws_trees
+            drafter.observe((1,), torch.ones(1, 1, 64))
+            trees.append(drafter.draft((5, 6), 12, sampler_of()))
+        assert trees[0].tokens.tolist() == trees[1].tokens.tolist(), name
+        assert trees[0].parents.tolist() == trees[1].parents.tolist(), name
+        assert not load_drafter(tmp_path / "heads", target, 1).requirements.draws_trees
+
+
+@pytest.mark.parametrize("accuracy", [None, ACCURACY[:3], [*ACCURACY[:3], [1.5]], [*ACCURACY[:3], 0.5]], ids=str)
+def test_a_tree_that_cannot_be_made_is_said(tmp_path, accuracy):
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_tree": "measured", "medusa_rank_accuracy": accuracy}))
+    with pytest.raises(CheckpointError, match="one row of shares"):
+        stored_tree(tmp_path, 4)
+    (tmp_path / "config.json").write_text('{"medusa_tree": "widest"}')
+    with pytest.raises(CheckpointError, match="'widest': choose best-first, measured or published"):
+        stored_tree(tmp_path, 4)
 
 
 def test_bytes_own_and_borrowed(target):

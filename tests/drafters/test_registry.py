@@ -114,7 +114,7 @@ def test_a_directory_is_a_drafter_and_changes_no_token(tmp_path, model, kind, br
 
 
 def test_what_is_no_drafter_is_said_in_one_sentence(tmp_path, model):
-    with pytest.raises(ConfigError, match="no drafter is called 'nowhere'; choose none, lookup, draft-model, medusa"):
+    with pytest.raises(ConfigError, match="no drafter is called 'nowhere'; choose auto, none, lookup, draft-model"):
         build_pipeline(PlannerConfig(model=str(model), drafter="nowhere"))
     with pytest.raises(ValueError, match="is of no drafter kind known here"):
         build_pipeline(PlannerConfig(model=str(model), drafter=str(model)))

@@ -99,6 +99,30 @@ def test_a_tree_from_measured_accuracy():
     assert len(tree_from_accuracy(accuracy, 99)) == 6
 
 
+falling = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(
+    lambda row: sorted((n / 10 for n in row), reverse=True)
+)
+
+
+@settings(deadline=None)
+@given(accuracy=st.lists(falling, min_size=1, max_size=2), budget=st.integers(1, 5))
+def test_no_tree_accepts_more_under_the_measured_accuracies(accuracy, budget):
+    """Against every tree there is; a tree's worth is the expected number of accepted tokens."""
+    trees = {frozenset()}
+    for _ in range(budget):
+        trees |= {
+            tree | {path}
+            for tree in trees
+            for node in ((), *tree)
+            for path in [(*node, rank) for rank in range(len(accuracy[len(node)]) if len(node) < len(accuracy) else 0)]
+            if path not in tree and (path[-1] == 0 or (*node, path[-1] - 1) in tree)
+        }
+    worth = [sum(value_of(path, accuracy) for path in tree) for tree in trees]
+    found = tree_from_accuracy(accuracy, budget)
+    assert closed(found) and frozenset(found) in trees
+    assert sum(value_of(path, accuracy) for path in found) == pytest.approx(max(worth))
+
+
 def test_medusas_own_accuracies_give_a_tree_like_the_published_one():
     """Top-1 accuracies of Vicuna-7B's heads as published, lower ranks falling off by powers: the best node and the
     share of the depths agree."""

@@ -30,6 +30,7 @@ def test_the_planner_passes_and_the_report_says_what_was_compared(planner: Plann
     ]
     assert all(row["acceptance_length"] > 1.0 for row in report["rows"]), "nothing was accepted, so nothing was tested"
     assert len(report["hashes"]["model.safetensors"]) == 64
+    assert report["drafters"] == []  # the draft model is the target's own layers
     assert json.loads((out / "certificate.json").read_text()) == report
     assert (out / "certificate.md").read_text().startswith("# Certificate of exactness: PASS")
 

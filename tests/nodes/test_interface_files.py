@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 import json
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import MagicMock, patch
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ from spec_planner.decoding.contracts import TargetInfo
 from spec_planner.decoding.metrics import RunMetrics, StepMetrics
 from spec_planner.language.plan import Plan, PlanStep, RejectedLine
 from spec_planner.nodes import parameters
+from spec_planner.shipped_drafters import DISTILLED, NAMED
 from spec_planner_msgs import msg as messages
 from spec_planner_msgs.action import GeneratePlan
 from tests.nodes.planner_process import ROOT, PlannerProcess
@@ -29,20 +32,38 @@ DEFINITIONS = [
 ]
 
 
-def launch_arguments() -> dict[str, dict[str, ast.expr]]:
-    """Declared arguments and their keywords, read from the source: the ROS wheels on PyPI have no ``launch``."""
-    calls = [node for node in ast.walk(ast.parse(LAUNCH_FILE.read_text())) if isinstance(node, ast.Call)]
-    declared = [call for call in calls if getattr(call.func, "id", "") == "DeclareLaunchArgument"]
-    return {ast.literal_eval(call.args[0]): {k.arg: k.value for k in call.keywords if k.arg} for call in declared}
+def launch_arguments() -> dict[str, dict[str, str]]:
+    """Declared arguments and their keywords; with stand-ins, as the ROS wheels on PyPI have no ``launch``."""
+    names = [f"launch{part}" for part in ("", ".actions", ".conditions", ".events", ".substitutions")]
+    names += [f"launch_ros{part}" for part in ("", ".actions", ".event_handlers", ".events", ".events.lifecycle")]
+    names += ["launch_ros.parameter_descriptions", "launch_ros.substitutions"]
+    with patch.dict(sys.modules, {name: MagicMock() for name in names}):
+        spec = importlib.util.spec_from_file_location("planner_launch", LAUNCH_FILE)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.generate_launch_description()
+    return {call.args[0]: call.kwargs for call in module.DeclareLaunchArgument.call_args_list}
 
 
 def test_launch_arguments_are_described_and_known() -> None:
     arguments = launch_arguments()
     assert set(arguments) == {"model", "drafter", "scene_file"} | ABOUT_THE_PROCESS
     for name, keywords in arguments.items():
-        description = ast.literal_eval(keywords["description"])
-        assert len(description) > 20 and description.endswith("."), name
+        assert len(keywords["description"]) > 20 and keywords["description"].endswith("."), name
         assert "default_value" in keywords, f"{name} must be optional"
+
+
+def test_settings_are_described_alike_everywhere() -> None:
+    comments = re.sub(r"\s*\n\s*# ?", " ", (ROOT / "config" / "planner.yaml").read_text())
+    arguments = launch_arguments()
+    for entry in fields(PlannerConfig):
+        doc = entry.metadata["doc"]
+        assert doc.rstrip(".") in comments, f"{entry.name} in config/planner.yaml: {doc}"  # there it may say more
+        if entry.name in arguments:
+            assert arguments[entry.name]["description"].startswith(doc)
+    choices = arguments["drafter"]["description"]
+    assert all(name in choices for name in ("none", "lookup", *NAMED, DISTILLED, "directory", "lookup+"))
 
 
 def test_launch_arguments_that_become_parameters_are_declared_by_the_node(

@@ -34,7 +34,9 @@ def test_a_run_leaves_a_drafter_a_card_and_its_measure(finished):
     assert summary["steps"] == 6 and len(summary["evaluations"][0]["by_depth"]) == 2
     target = TorchTarget.load(settings.target, context_length=256)
     assert load_drafter(settings.out / "drafter", target, 1).name == "medusa"
-    note = json.loads((settings.out / "drafter" / "config.json").read_text())["spec_planner"]
+    config = json.loads((settings.out / "drafter" / "config.json").read_text())
+    note = config["spec_planner"]
+    assert [len(row) for row in config["medusa_rank_accuracy"]] == [10, 10]  # measured when it had learnt
     assert note["steps"] == 6 and note["recipe"]["option num_heads"] == "2"
     card = (settings.out / "README.md").read_text()
     assert "| toy | 15 | 2 |" in card and "plain decoding: yes" in card and str(settings.out.parent) not in card

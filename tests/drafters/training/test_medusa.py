@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from drafters.checkpoint import detect
+from drafters.medusa import stored_tree
 from drafters.training.rows import head_logits
-from drafters.training.trainee import make_trainee
+from drafters.training.trainee import Calibrated, make_trainee
 
-from .checks import check_it_drafts_as_judged, check_it_learns, check_paths_do_not_see_each_other
-from .toy_target import answered, load_target, weights_of, write_target
+from .checks import check_it_drafts_as_judged, check_it_learns, check_paths_do_not_see_each_other, judge
+from .toy_target import OTHERS, answered, learn, load_target, weights_of, write_target
 
 FORMS = [{}, {"soft": "false"}, {"borrows_head": "false", "num_heads": "3"}, {"num_layers": "2"}]
 
@@ -53,6 +54,55 @@ def test_a_head_begins_as_the_targets_own(tmp_path, own):
     logits = trainee.net.logits(states, range(6), weights.head)
     states = batch.features[weights.num_layers][batch.previous[windows[:, 0]]]
     torch.testing.assert_close(logits, head_logits(states, weights.head).expand(6, -1, -1))
+
+
+@pytest.mark.parametrize("own", ["true", "false"])
+def test_calibration_counts_the_ranks_of_the_true_tokens(tmp_path, own, monkeypatch):
+    directory = write_target(tmp_path / "target")
+    target, weights = load_target(directory), weights_of(directory)
+    torch.manual_seed(1)
+    trainee = make_trainee("medusa", weights, {"borrows_head": own, "num_heads": "3"})
+    assert isinstance(trainee, Calibrated) and not isinstance(make_trainee("mtp", weights, {}), Calibrated)
+    batches = [answered(target), answered(target, OTHERS)]
+    learn(trainee, batches[0], 10, 1e-2)
+    monkeypatch.setattr("drafters.training.medusa._AT_ONCE", 7 * 64)  # in parts
+    trainee.calibrate(iter(batches))
+    (tmp_path / "drafter").mkdir()
+    trainee.save(tmp_path / "drafter", {})
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    assert config["medusa_tree"] == "best-first" and stored_tree(tmp_path / "drafter", 3) == ("best-first", None)
+    counts, totals = torch.zeros(3, 64), torch.zeros(3)
+    for batch in batches:
+        for path in batch.paths:
+            text = batch.ids[path.rows]
+            for anchor in range(path.answer, len(text) - 1):
+                state = batch.features[weights.num_layers][path.rows[anchor - 1]]
+                with torch.no_grad():
+                    logits = trainee.net.logits(state[None], range(3), weights.head)[:, 0]
+                for head in range(min(3, len(text) - 1 - anchor)):
+                    order = logits[head].argsort(descending=True, stable=True)
+                    counts[head, (order == text[anchor + 1 + head]).nonzero()[0, 0]] += 1
+                    totals[head] += 1
+    expected = counts[:, :10] / totals[:, None]
+    torch.testing.assert_close(torch.tensor(config["medusa_rank_accuracy"]), expected, rtol=0, atol=1e-5)
+    losses = [judge(trainee, batch) for batch in batches]
+    right = sum((loss.right & loss.judged).sum(0) for loss in losses) / sum(loss.judged.sum(0) for loss in losses)
+    torch.testing.assert_close(expected[:, 0], right)  # rank 0 is what training calls right
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config | {"medusa_tree": "measured"}))
+    assert stored_tree(tmp_path / "drafter", 3) == ("best-first", config["medusa_rank_accuracy"])
+
+
+def test_of_tokens_liked_equally_the_lower_id_ranks_first(tmp_path):
+    weights = weights_of(write_target(tmp_path / "target"))
+    weights.head.zero_()
+    trainee = make_trainee("medusa", weights, {"num_heads": "1"})
+    batch = answered(load_target(tmp_path / "target"))
+    trainee.calibrate([batch])
+    (tmp_path / "drafter").mkdir()
+    trainee.save(tmp_path / "drafter", {})
+    said = batch.ids[batch.windows(1)[:, 1]]
+    (found,) = json.loads((tmp_path / "drafter" / "config.json").read_text())["medusa_rank_accuracy"]
+    assert found == pytest.approx([float((said == rank).float().mean()) for rank in range(10)], abs=1e-5)
 
 
 def test_options_that_no_heads_have_are_refused(tmp_path):

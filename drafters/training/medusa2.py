@@ -1,0 +1,53 @@
+"""Medusa-2 (2401.10774): heads that are there already go on learning, now together with the target under them.
+
+    L = L_LM + λ0 · Σ λ^k CE(head k)        the heads' part is ``medusa.py``'s, and its slope goes on into h(t−1)
+
+The labels are the tokens of the data, never the target's own laws: while the target learns, its laws are what changes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoint import CheckpointError, detect, read_config
+from ..nets.medusa_net import MedusaNet, load_medusa
+from .batch import TargetWeights
+from .medusa import MedusaTrainee
+
+
+def read_heads(directory: Path, hidden_size: int, vocabulary_size: int) -> MedusaNet:
+    """The heads in ``directory``, float32.
+
+    Raises:
+        CheckpointError: there are none, or they are for another hidden size or vocabulary.
+    """
+    kind = detect(directory)
+    if kind != "medusa":
+        raise CheckpointError(
+            f"{directory} holds a drafter of kind {kind!r}, and only Medusa heads learn together with a target: "
+            f"give heads of `spec-planner train --drafter medusa`"
+        )
+    return load_medusa(directory, hidden_size, vocabulary_size)
+
+
+def trained_for(directory: Path) -> str | None:
+    """The identity of the target that ``spec-planner train`` trained the drafter for; None: another program made it."""
+    if not (directory / "config.json").is_file():
+        return None
+    note = read_config(directory).get("spec_planner")
+    target = note.get("target") if isinstance(note, dict) else None
+    return None if target is None else str(target)
+
+
+def go_on(net: MedusaNet, target: TargetWeights, loss_vocabulary: int = 1024) -> MedusaTrainee:
+    """A trainee that begins as ``net``; ``loss_vocabulary`` as in ``MedusaTrainee.Options``."""
+    options = MedusaTrainee.Options(
+        num_heads=len(net),
+        num_layers=len(net[0]) - (not net.borrows_head),  # type: ignore[arg-type]
+        borrows_head=net.borrows_head,
+        soft=False,
+        loss_vocabulary=loss_vocabulary,
+    )
+    trainee = MedusaTrainee(target, options)
+    trainee.net.load_state_dict(net.state_dict(), strict=False)  # heads without biases get some, which begin at 0
+    return trainee

@@ -1,0 +1,138 @@
+"""Which drafter a configuration means, and the files it is read from. Nothing here loads one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from drafters.registry import DRAFTERS, drafter_class
+
+from .config import ConfigError, PlannerConfig
+from .decoding.accept import Rule
+from .decoding.draft_tree import Proposal
+from .engines.identity import target_identity
+from .shipped_drafters import (
+    BEST_FIRST,
+    NAMED,
+    TREES_OF,
+    NotShipped,
+    check_shipped,
+    shipped_draft_model,
+    shipped_drafter,
+)
+
+AUTO = "auto"
+GRAFT = "lookup+"  # before a drafter's name: prompt lookup beside it
+
+
+def check_fits(config: PlannerConfig, rule: Rule) -> None:
+    """Refuse combinations of settings that could only fail later.
+
+    Raises:
+        ConfigError: no such drafter, or the rule cannot judge what the drafter would draw.
+        NotShipped: a drafter of this name does not come with the package.
+    """
+    name = config.drafter.removeprefix(GRAFT)
+    is_graft = name != config.drafter
+    known = (AUTO, "none", *DRAFTERS, *NAMED)
+    if name not in known and not Path(name).expanduser().is_dir():
+        raise ConfigError(
+            f"no drafter is called {config.drafter!r}; choose {', '.join(known)} or a checkpoint's directory, or put "
+            f"lookup+ before one of them"
+        )
+    if is_graft and name in (AUTO, "none", "lookup"):
+        raise ConfigError(f"drafter {config.drafter!r} has nothing to put prompt lookup beside: set drafter to lookup")
+    if name in NAMED:
+        check_shipped(name)
+    if name in TREES_OF and (rule.chains_only or config.exactness == "bitwise"):
+        raise ConfigError(f"drafter {name!r} draws trees and chains are wanted here: use {NAMED[name]}, its chain")
+    if config.draft_branches > 1 and rule.chains_only and config.drafter != "none":
+        raise ConfigError(f"rule {rule.name!r} judges chains only: set draft_branches to 1 or choose a tree rule")
+    if is_graft and rule.drafting.needs_laws:
+        raise ConfigError(
+            f"rule {rule.name!r} reads the law that a draft was drawn from, and what {config.drafter} copies was drawn "
+            f"from none: use drafter-invariant or point-mass"
+        )
+    if config.drafter == "lookup" and Proposal.POINT_MASS not in rule.proposals:
+        raise ConfigError(
+            f"rule {rule.name!r} needs a drafter that draws from a law of its own, and lookup does not: "
+            f"use drafter-invariant or point-mass"
+        )
+    if config.exactness == "bitwise" and not rule.same_tokens:
+        raise ConfigError(f"exactness 'bitwise' needs rule drafter-invariant, because {rule.name!r} keeps the law only")
+
+
+def chosen(config: PlannerConfig, target: Path) -> PlannerConfig:
+    """``config`` with its drafter named: auto is the fastest that comes with the package for the model in ``target``.
+
+    Where none does, it is lookup.
+    """
+    if config.drafter != AUTO:
+        return config
+    identity = target_identity(target)
+    for name in BEST_FIRST:
+        with contextlib.suppress(NotShipped):  # not for this model
+            shipped_drafter(name, identity)
+            return replace(config, drafter=name)
+    return replace(config, drafter="lookup")
+
+
+def drafter_checkpoint(config: PlannerConfig, target: Path) -> Path | None:
+    """The directory that the drafter of ``config`` is read from, None where it is no checkpoint.
+
+    Raises:
+        NotShipped: no such drafter comes with the package for the model in ``target``.
+    """
+    name = chosen(config, target).drafter.removeprefix(GRAFT)
+    if name in NAMED:
+        return shipped_drafter(name, target_identity(target))
+    if name == "draft-model":
+        own = config.draft_model or config.draft_layers
+        return None if own else shipped_draft_model(target_identity(target))
+    return None if name in ("none", "lookup") else Path(name).expanduser()
+
+
+def drafter_bytes(config: PlannerConfig, target: Path, rows: int) -> int:
+    """Most memory that prompt lookup and a drafter's checkpoint take of their own over ``rows`` tokens, unloaded.
+
+    Raises:
+        ValueError: (``NotShipped``, ``CheckpointError``) there is no such checkpoint, or not for this target.
+    """
+    name = chosen(config, target).drafter
+    copies = name == "lookup" or name.startswith(GRAFT)
+    index: int = drafter_class("lookup").most_bytes(rows) if copies else 0  # type: ignore[attr-defined]
+    checkpoint = drafter_checkpoint(config, target)
+    if checkpoint is None:
+        return index
+    from drafters.footprint import checkpoint_bytes  # which needs torch
+
+    return index + checkpoint_bytes(checkpoint, target, config.precision, rows)
+
+
+def drafter_files(config: PlannerConfig, target: Path) -> tuple[str, list[Path]] | None:
+    """The kind of the drafter that ``config`` names and the files that decide what it guesses; None if it has none.
+
+    Raises:
+        ValueError: they cannot be found or read.
+    """
+    checkpoint = drafter_checkpoint(config, target)
+    if checkpoint is not None:
+        from drafters.checkpoint import detect, weight_files
+
+        return detect(checkpoint), [*weight_files(checkpoint), *sorted(checkpoint.glob("config.json"))]
+    if config.drafter.removeprefix(GRAFT) != "draft-model" or not config.draft_model:
+        return None
+    directory = Path(config.draft_model).expanduser()
+    return "draft-model", [*sorted(directory.glob("*.safetensors")), *sorted(directory.glob("config.json"))]
+
+
+def drafters_for(target: Path) -> list[str]:
+    """Names that ``drafter`` may take with the model in ``target``; EAGLE-2 is left out, as a tree of EAGLE-1."""
+    identity = target_identity(target)
+    names = ["none", *DRAFTERS]
+    for name in NAMED:
+        with contextlib.suppress(NotShipped):  # not for this model
+            if name not in TREES_OF and shipped_drafter(name, identity):
+                names.append(name)
+    return names

@@ -94,7 +94,7 @@ def build_scripted(config: PlannerConfig, report: Callable[[str], None]) -> Plan
         context_length=CONTEXT_LENGTH,
         pass_seconds=PASS_SECONDS,
     )
-    drafter = LookupDrafter() if config.drafter == "lookup" else None
+    drafter = LookupDrafter() if config.drafter in ("auto", "lookup") else None
     return PlanPipeline(
         target,
         drafter,

@@ -28,8 +28,9 @@ from torch.nn import functional as F
 from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, Incompatible, Target
 from spec_planner.decoding.draft_tree import DraftTree
 
+from .draft_head import DraftHead, read_draft_tokens
 from .nets.dflash_net import DFlashNet, load_dflash
-from .nets.layers import module_bytes
+from .nets.layers import distinct_bytes, module_bytes
 from .tree_growth.marginals import Shape, draft_from_marginals
 
 
@@ -37,23 +38,25 @@ class DFlashDrafter:
     """Drafts with a DFlash network.
 
     Args:
-        embedding, head: the target's, [V, d] each; used where they lie, never copied.
+        embedding, head: the target's, [V, d] each; used where they lie.
         shape: "chain", "best-first", or rank paths, most valuable first (``tree_growth/static.py``).
+        draft_tokens: what of ``head`` is read, a copy of these rows (``draft_head.py``); None: all.
     """
 
     name = "dflash"
 
-    def __init__(self, net: DFlashNet, embedding: Any, head: Any, shape: Shape = "chain") -> None:
+    def __init__(self, net: DFlashNet, embedding: Any, head: Any, shape: Shape = "chain",
+                 draft_tokens: Sequence[int] | None = None) -> None:  # fmt: skip
         self._net, self._shape = net, shape
-        self._embedding, self._head = torch.as_tensor(embedding), torch.as_tensor(head)
         config = net.config
         size = (config.vocabulary_size, config.hidden_size)
-        for what, lent in (("embedding", self._embedding), ("head", self._head)):
+        for what, lent in (("embedding", embedding), ("head", head)):
             if tuple(lent.shape) != size:
                 raise Incompatible(
                     f"drafter {self.name!r} was made for a target whose {what} is {list(size)} but this one's is "
                     f"{list(lent.shape)}: use a drafter trained for this target"
                 )
+        self._embedding, self._head = torch.as_tensor(embedding), DraftHead(head, draft_tokens)
         self._cache = net.new_cache()
         layers = sorted(set(config.feature_layers))
         self._order = [layers.index(layer) for layer in config.feature_layers]
@@ -61,7 +64,7 @@ class DFlashDrafter:
             feature_layers=tuple(layers),
             vocabulary_size=config.vocabulary_size,
             hidden_size=config.hidden_size,
-            borrows=("embedding", "head"),
+            borrows=("embedding", *self._head.borrows),
             draws_trees=shape != "chain",
         )
 
@@ -74,18 +77,18 @@ class DFlashDrafter:
             Incompatible: it was made for another target.
         """
         embedding, head = torch.as_tensor(target.lend("embedding")), torch.as_tensor(target.lend("head"))
-        return cls(load_dflash(source, embedding.dtype, embedding.device), embedding, head, shape)
+        net = load_dflash(source, embedding.dtype, embedding.device)
+        return cls(net, embedding, head, shape, read_draft_tokens(source, target.info.vocabulary_size))
 
     @property
     def own_bytes(self) -> int:
         """Weights and draft cache that are this drafter's."""
-        return module_bytes(self._net) + self._cache.num_bytes
+        return module_bytes(self._net) + self._head.own_bytes + self._cache.num_bytes
 
     @property
     def borrowed_bytes(self) -> int:
         """Weights of the target that this drafter uses and did not copy; a tied head counts once."""
-        lent = {t.data_ptr(): t.numel() * t.element_size() for t in (self._embedding, self._head)}
-        return sum(lent.values())
+        return distinct_bytes([self._embedding, *self._head.lent])
 
     def truncate(self, length: int) -> None:
         self._cache.truncate(length)
@@ -100,12 +103,15 @@ class DFlashDrafter:
 
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
-        hidden = self._slots(stem, budget)
-        logits = self._net.logits(hidden, self._head).cpu().numpy()
+        logits = self._head.spread(self._logits(self._slots(stem, budget)))
         return draft_from_marginals(stem, list(logits), budget, self._cache.length, sampler, self._shape)
 
     def close(self) -> None:
         del self._net, self._cache, self._embedding, self._head
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden [n, d] of slots → float32 [n, V_d], of the tokens kept."""
+        return self._net.logits(hidden, self._head.weight, self._head.kept)
 
     def _slots(self, stem: Sequence[int], budget: int) -> torch.Tensor:
         """Hidden [depth, d] of the slots that guess what follows ``stem``, as many as ``budget`` can use."""

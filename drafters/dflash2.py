@@ -10,7 +10,8 @@ Trees: a beam over the selector (``tree_growth/selector_beam.py``), best-first o
 children of a node come from the law of that node's own branch.
 
 A constraint may forbid all candidates of a slot. The other tokens therefore keep their order far below the candidates:
-they have no chance as long as one candidate is allowed, and take over when none is.
+they have no chance as long as one candidate is allowed, and take over when none is. Candidates are of the tokens that
+the drafter keeps (``draft_head.py``); those it leaves out stand far below the others yet.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
 from .dflash import DFlashDrafter
+from .draft_head import DraftHead, read_draft_tokens
 from .nets.dflash2_net import DFlash2Net, PathSelector, load_dflash2
 from .tree_growth.marginals import Shape, draft_from_marginals
 from .tree_growth.selector_beam import grow_beam
@@ -41,7 +43,7 @@ class DFlash2Drafter(DFlashDrafter):
     """Drafts with a DFlash 2 network.
 
     Args:
-        embedding, head: the target's, [V, d] each; used where they lie, never copied.
+        embedding, head, draft_tokens: as for ``DFlashDrafter``.
         shape: "chain", "beam", "best-first", or rank paths, most valuable first.
         beam_width: branches that a beam follows per slot.
     """
@@ -49,21 +51,23 @@ class DFlash2Drafter(DFlashDrafter):
     name = "dflash2"
 
     def __init__(self, net: DFlash2Net, embedding: Any, head: Any, shape: SelectorShape = "chain",
-                 beam_width: int = 4) -> None:  # fmt: skip
+                 beam_width: int = 4, draft_tokens: Sequence[int] | None = None) -> None:  # fmt: skip
         if beam_width < 1:
             raise ValueError(f"a beam follows at least 1 branch, got {beam_width}")
-        super().__init__(net, embedding, head, "best-first" if shape == "beam" else shape)
+        super().__init__(net, embedding, head, "best-first" if shape == "beam" else shape, draft_tokens)
         self._selector, self._beam_width = net.candidate_selector, beam_width if shape == "beam" else 0
 
     @classmethod
     def load(cls, source: Path, target: Target, shape: SelectorShape = "chain", beam_width: int = 4) -> DFlash2Drafter:
         embedding, head = torch.as_tensor(target.lend("embedding")), torch.as_tensor(target.lend("head"))
-        return cls(load_dflash2(source, embedding.dtype, embedding.device), embedding, head, shape, beam_width)
+        net = load_dflash2(source, embedding.dtype, embedding.device)
+        kept = read_draft_tokens(source, target.info.vocabulary_size)
+        return cls(net, embedding, head, shape, beam_width, kept)
 
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
         hidden = self._slots(stem, budget)
-        lattice = Lattice(self._selector, hidden, self._net.logits(hidden, self._head), stem[-1])
+        lattice = Lattice(self._selector, hidden, self._logits(hidden), stem[-1], self._head)
         selecting = _SelectorSampler(sampler, lattice, len(stem))
         shape = self._shape
         if self._beam_width:
@@ -86,14 +90,17 @@ class Lattice:
         rows: float32 [n, V]; logits, all put behind any score of a candidate.
     """
 
-    def __init__(self, selector: PathSelector, hidden: torch.Tensor, logits: torch.Tensor, anchor: int) -> None:
-        """hidden [n, d] and logits float32 [n, V] of the slots after ``anchor``."""
+    def __init__(
+        self, selector: PathSelector, hidden: torch.Tensor, logits: torch.Tensor, anchor: int, head: DraftHead
+    ) -> None:
+        """hidden [n, d] of the slots after ``anchor``, and their logits float32 [n, V_d] by ``head``."""
         self._selector = selector
-        ids, gated = selector.candidates(hidden, logits)
+        places = selector.likeliest(logits).sort(dim=-1).values
+        ids = places if head.kept is None else head.kept[places]
         self.candidates: NDArray[np.int64] = ids.cpu().numpy()
-        self._unary: NDArray[np.float32] = logits.gather(1, ids).cpu().numpy()
-        self._gated: NDArray[np.float32] = gated.cpu().numpy()
-        self.rows: NDArray[np.float32] = (logits + _BEHIND).cpu().numpy()
+        self._unary: NDArray[np.float32] = logits.gather(1, places).cpu().numpy()
+        self._gated: NDArray[np.float32] = selector.gated(hidden, ids).cpu().numpy()
+        self.rows: NDArray[np.float32] = head.spread(logits + _BEHIND)
         self._codes: dict[int, NDArray[np.float32]] = {}
         self._fetch([anchor, *np.unique(self.candidates[:-1]).tolist()])  # predecessors, in one go
 

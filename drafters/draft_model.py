@@ -72,7 +72,7 @@ class ModelDrafter:
         from .nets.draft_model_net import DraftModel  # here, because other networks need no torch
 
         net = DraftModel.load(source, target)
-        return ModelDrafter(net, siblings, ("embedding", "head"), net.borrowed_bytes)
+        return ModelDrafter(net, siblings, net.borrows, net.borrowed_bytes)
 
     @property
     def own_bytes(self) -> int:

@@ -28,9 +28,10 @@ from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
 from .checkpoint import CheckpointError, detect, load_strict, read_config, read_tensors
+from .draft_head import DraftHead, read_draft_tokens
 from .nets.eagle1_net import Eagle1Net
 from .nets.eagle3_net import Eagle3Net
-from .nets.layers import KVCache, as_borrowed, causal_mask, module_bytes, tree_mask
+from .nets.layers import KVCache, as_borrowed, causal_mask, distinct_bytes, module_bytes, tree_mask
 from .tree_growth.dynamic import Start, chain_shape, grow_likeliest, grow_shape, sampled_shape
 from .vocab_map import VocabularyMap
 
@@ -118,6 +119,11 @@ class EagleDrafter:
                 f"{directory} is no EAGLE drafter for target {target.info.name!r}: {reason}"
             ) from error
         borrowed = _share_weights(net, copies, target, directory)
+        kept = read_draft_tokens(directory, size, _reads_a_whole_head(net))
+        if kept is not None:
+            head = DraftHead(net.head, kept)
+            net.head, vocabulary = head.weight, head.vocabulary
+            borrowed = [name for name in borrowed if name != "head" or head.borrows]
         net.to(net.embedding.dtype)
         load_strict(net, tensors, _rename, directory, ignore=[*_IGNORED, *(names[name] for name in copies)])
         net.to(net.embedding.device).requires_grad_(False)
@@ -127,12 +133,12 @@ class EagleDrafter:
     def own_bytes(self) -> int:
         """Memory of the drafter alone: weights, KV cache and kept features, now."""
         own = [tensor for name, tensor in self._shared.items() if name not in self.requirements.borrows]
-        return module_bytes(self._net) + self._cache.num_bytes + _bytes([self._features, *own])
+        return module_bytes(self._net) + self._cache.num_bytes + distinct_bytes([self._features, *own])
 
     @property
     def borrowed_bytes(self) -> int:
         """Memory of weights that are read where the target holds them."""
-        return _bytes([tensor for name, tensor in self._shared.items() if name in self.requirements.borrows])
+        return distinct_bytes([tensor for name, tensor in self._shared.items() if name in self.requirements.borrows])
 
     @property
     def _shared(self) -> dict[str, torch.Tensor]:
@@ -252,7 +258,7 @@ def _share_weights(net: Net, copies: Mapping[str, torch.Tensor], target: Target,
     Checkpoints often bring a copy of the target's. It is kept only where it is not the same.
     """
     info, wants = target.info, ["embedding"]
-    if isinstance(net, Eagle1Net) or net.lm_head is None:
+    if _reads_a_whole_head(net):
         wants.append("head")
     borrowed = []
     for name, stored in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
@@ -280,13 +286,14 @@ def _share_weights(net: Net, copies: Mapping[str, torch.Tensor], target: Target,
     return borrowed
 
 
+def _reads_a_whole_head(net: Net) -> bool:
+    """The target's or a copy of it; other networks have a head of their own."""
+    return isinstance(net, Eagle1Net) or net.lm_head is None
+
+
 def _same(copy: torch.Tensor, lent: torch.Tensor) -> bool:
     """Whether the target's weights, rounded as the copy is, are the copy; compared in pieces, to stay small."""
     if copy.shape != lent.shape:
         return False
     pairs = zip(copy.split(4096), lent.split(4096), strict=True)
     return all(torch.equal(mine, theirs.to(device=mine.device, dtype=mine.dtype)) for mine, theirs in pairs)
-
-
-def _bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

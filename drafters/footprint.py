@@ -1,6 +1,7 @@
 """What a drafter's checkpoint will take in memory, from the headers of its files, before anything is loaded.
 
-weights   what the loader of its kind takes, in the target's compute type; a copy of the target's is not kept
+weights   what the loader of its kind takes, in the target's compute type; a copy of the target's is not kept, but
+          where the drafter reads few tokens of the head, a copy of their rows is (``draft_head.py``)
 cache     keys and values of every attention layer; it grows by doubling, to at most twice what the context needs
 states    a hidden state per token, where the kind keeps them
 """
@@ -18,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .checkpoint import CheckpointError, detect, read_config, read_tensors, weight_files
+from .draft_head import read_draft_tokens
 
 _KEYS = re.compile(r"(?:.*\.)?(?:k_proj|attention\.wk)\.weight")  # a row for every value of a key
 _LATENT = re.compile(r"(?:.*\.)?kv_a_proj_with_mqa\.weight")  # which stands for key and value
@@ -48,14 +50,21 @@ def checkpoint_bytes(directory: Path, target: Path, precision: str, rows: int) -
     kind = detect(directory)
     config = read_config(directory) if (directory / "config.json").is_file() else {}
     shapes = {name: shape for name, shape in _shapes(directory) if _is_own(name, kind, config)}
+    size = int(read_config(target)["vocab_size"])
+    kept = read_draft_tokens(directory, size) or range(size)
+    if len(kept) < size:  # their rows, and no copy of the head that EAGLE-1 may bring
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
     quantized = precision.startswith("int")
     dtype = torch.float32 if quantized else getattr(torch, precision)
     if kind in _EAGLE and not quantized:  # rounded to integers, the target's weights are not what was copied
         for name in [name for name in shapes if _is_copy(name, kind, directory, target, dtype)]:
             del shapes[name]
+    hidden_size = int(config.get("hidden_size") or read_config(target)["hidden_size"])
     values = sum(map(math.prod, shapes.values()))
+    if len(kept) < size:
+        values += len(kept) * hidden_size
     cached = sum((2 if _KEYS.fullmatch(name) else bool(_LATENT.fullmatch(name))) * shapes[name][0] for name in shapes)
-    states = _STATES.get(kind, 0) * int(config.get("hidden_size") or read_config(target)["hidden_size"])
+    states = _STATES.get(kind, 0) * hidden_size
     return (values + rows * (2 * cached + states)) * dtype.itemsize
 
 

@@ -28,7 +28,8 @@ from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, I
 from spec_planner.decoding.draft_tree import DraftTree
 
 from .checkpoint import CheckpointError, read_config
-from .nets.layers import module_bytes
+from .draft_head import DraftHead, read_draft_tokens
+from .nets.layers import distinct_bytes, module_bytes
 from .nets.medusa_net import MedusaNet, load_medusa
 from .tree_growth.best_first import Path as RankPath
 from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
@@ -44,26 +45,27 @@ class MedusaDrafter:
         lent: the target's head [V, d] for heads without an output of their own.
         shape: "chain", "best-first", or rank paths, most valuable first (``tree_growth/static.py``).
         accuracy: one row per head; draw the trees that accept most under it, and no other shape.
+        draft_tokens: what of ``lent`` is read (``draft_head.py``); None: all.
     """
 
     name = "medusa"
 
     def __init__(
         self, net: MedusaNet, target: TargetInfo, lent: Any = None, shape: Shape = "chain",
-        accuracy: Accuracy | None = None,
+        accuracy: Accuracy | None = None, draft_tokens: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         if net.borrows_head and lent is None:
             raise ValueError("these Medusa heads have no output of their own: lend them the target's head")
         self._net, self._shape, self._accuracy = net, shape, accuracy
         self._trees: dict[tuple[int, int], tuple[RankPath, ...]] = {}  # by number of heads and budget
-        self._lent = None if lent is None else torch.as_tensor(lent)
+        self._head = DraftHead(lent, draft_tokens) if net.borrows_head else None
         self._place = next(net.parameters())
         self._states: list[torch.Tensor] = []  # h(i) of every committed token, each [d]
         self.requirements = DrafterRequirements(
             feature_layers=(target.num_layers,),
             vocabulary_size=net.vocabulary_size,
             hidden_size=net.hidden_size,
-            borrows=("head",) if net.borrows_head else (),
+            borrows=() if self._head is None else self._head.borrows,
             draws_trees=shape != "chain" or accuracy is not None,
         )
 
@@ -80,20 +82,20 @@ class MedusaDrafter:
         head = torch.as_tensor(target.lend("head"))
         info = target.info
         net = load_medusa(source, info.hidden_size, info.vocabulary_size, head.dtype, head.device)
-        lent = head if net.borrows_head else None
-        if shape == "stored":
-            return MedusaDrafter(net, info, lent, *stored_tree(source, len(net)))
-        return MedusaDrafter(net, info, lent, shape)
+        kept = read_draft_tokens(source, info.vocabulary_size, net.borrows_head)
+        tree = stored_tree(source, len(net)) if shape == "stored" else (shape, None)
+        return MedusaDrafter(net, info, head, *tree, kept)
 
     @property
     def own_bytes(self) -> int:
         """Weights and hidden states that are this drafter's."""
-        return module_bytes(self._net) + sum(state.numel() * state.element_size() for state in self._states)
+        rows = 0 if self._head is None else self._head.own_bytes
+        return module_bytes(self._net) + rows + sum(state.nbytes for state in self._states)
 
     @property
     def borrowed_bytes(self) -> int:
         """Weights of the target that this drafter uses and did not copy."""
-        return 0 if self._lent is None else self._lent.numel() * self._lent.element_size()
+        return 0 if self._head is None else distinct_bytes(self._head.lent)
 
     def truncate(self, length: int) -> None:
         del self._states[length:]
@@ -113,7 +115,10 @@ class MedusaDrafter:
         heads = range(forced, min(len(self._net), forced + budget))
         if not heads or not self._states:
             return stem_alone(stem, sampler)
-        logits = self._net.logits(self._states[-1][None], heads, self._lent)[:, 0].float().cpu().numpy()
+        if self._head is None:
+            logits = self._net.logits(self._states[-1][None], heads)[:, 0].float().cpu().numpy()
+        else:
+            logits = self._head.spread(self._net.logits(self._states[-1][None], heads, self._head.weight)[:, 0])
         shape = self._shape if self._accuracy is None else self._measured(self._accuracy[forced:], budget)
         return draft_from_marginals(stem, list(logits), budget, len(self._states), sampler, shape)
 
@@ -126,7 +131,7 @@ class MedusaDrafter:
 
     def close(self) -> None:
         self._states.clear()
-        del self._net, self._lent, self._place
+        del self._net, self._head, self._place
 
 
 def stored_tree(source: Path, num_heads: int) -> tuple[Shape, Accuracy | None]:

@@ -30,7 +30,8 @@ from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, I
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
-from .nets.layers import causal_mask, module_bytes
+from .draft_head import DraftHead, read_draft_tokens
+from .nets.layers import causal_mask, distinct_bytes, module_bytes
 from .nets.mtp_layouts import Recursion, load_mtp, load_parallel_heads
 from .nets.mtp_net import MtpNet, ParallelHeads
 from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
@@ -42,33 +43,34 @@ class _Follower:
     """The committed ids and the target's hidden states at them, and the weights lent by the target."""
 
     name = "mtp"
-    _borrows: tuple[str, ...]
+    _lends: str  # what it reads of the target besides the head
 
-    def __init__(self, net: torch.nn.Module, target: Target, layer: int, draws_trees: bool) -> None:
+    def __init__(
+        self, net: torch.nn.Module, target: Target, layer: int, draws_trees: bool, kept: Sequence[int] | None
+    ) -> None:
         self._net = net
-        self._lent = {name: torch.as_tensor(target.lend(name)) for name in self._borrows}
+        self._lent, self._head = torch.as_tensor(target.lend(self._lends)), DraftHead(target.lend("head"), kept)
         self._place = next(net.parameters())
         self._ids: list[int] = []
         self._states: list[torch.Tensor] = []  # of every committed token, each [d]
         self.requirements = DrafterRequirements(
             feature_layers=(layer,),
-            vocabulary_size=self._lent["head"].shape[0],
+            vocabulary_size=self._head.vocabulary.size,
             hidden_size=net.hidden_size,
-            borrows=self._borrows,
+            borrows=(self._lends, *self._head.borrows),
             draws_trees=draws_trees,
         )
 
     @property
     def own_bytes(self) -> int:
         """Weights, caches and hidden states that are this drafter's."""
-        states = sum(state.numel() * state.element_size() for state in self._states)
-        return module_bytes(self._net) + states + sum(cache.num_bytes for cache in self._caches)
+        caches, states = (cache.num_bytes for cache in self._caches), (state.nbytes for state in self._states)
+        return module_bytes(self._net) + self._head.own_bytes + sum(states) + sum(caches)
 
     @property
     def borrowed_bytes(self) -> int:
         """Weights of the target that this drafter uses and did not copy."""
-        kept = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in self._lent.values()}
-        return sum(kept.values())
+        return distinct_bytes([self._lent, *self._head.lent])
 
     def _remember(self, committed_ids: Sequence[int], features: Any) -> None:
         if features is None:
@@ -80,22 +82,24 @@ class _Follower:
     def close(self) -> None:
         self._ids.clear()
         self._states.clear()
-        self._lent.clear()
-        del self._net, self._place, self._caches
+        del self._net, self._lent, self._head, self._place, self._caches
 
 
 class MtpDrafter(_Follower):
     """Drafts with sequential modules: a chain, or a comb of ``siblings`` alternatives per position.
 
-    With one module the number of draft tokens is the budget's; with D modules it is at most D.
+    With one module the number of draft tokens is the budget's; with D modules it is at most D. ``draft_tokens``: what
+    of the target's head is read (``draft_head.py``); None: all.
     """
 
-    _borrows = ("embedding", "head")
+    _lends = "embedding"
 
-    def __init__(self, net: MtpNet, target: Target, siblings: int = 1) -> None:
+    def __init__(
+        self, net: MtpNet, target: Target, siblings: int = 1, draft_tokens: Sequence[int] | None = None
+    ) -> None:
         if siblings < 1:
             raise ValueError(f"an MTP drafter needs at least 1 candidate per position, got {siblings}")
-        super().__init__(net, target, target.info.num_layers, draws_trees=siblings > 1)
+        super().__init__(net, target, target.info.num_layers, siblings > 1, draft_tokens)
         self._siblings, self._caches = siblings, net.new_caches()
 
     @staticmethod
@@ -106,7 +110,8 @@ class MtpDrafter(_Follower):
             CheckpointError: the checkpoint holds none that can be used.
         """
         lent = torch.as_tensor(target.lend("embedding"))
-        return MtpDrafter(load_mtp(source, lent.dtype, lent.device, recursion), target, siblings)
+        net = load_mtp(source, lent.dtype, lent.device, recursion)
+        return MtpDrafter(net, target, siblings, read_draft_tokens(source, target.info.vocabulary_size))
 
     def truncate(self, length: int) -> None:
         del self._ids[length:], self._states[length:]
@@ -138,7 +143,7 @@ class MtpDrafter(_Follower):
             hidden, read = self._run(module, hidden, ahead[step : step + len(hidden)], start + 1 + step)
             if step < forced:
                 continue
-            laws[node] = sampler.law(F.linear(read[-1], self._lent["head"]).float().cpu().numpy(), branch)
+            laws[node] = sampler.law(self._head.logits(read[-1]), branch)
             count = min(self._siblings, len(stem) + budget - len(tokens))
             at, slot, law = len(self._ids) + step + 1, len(tokens), laws[node]
             picked = [sampler.pick(law, at, slot)] if count == 1 else sampler.pick_siblings(law, count, at, slot)
@@ -170,7 +175,7 @@ class MtpDrafter(_Follower):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows behind module ``depth``'s cache, the first of which reads the token at ``position``."""
         cache, count, device = self._caches[depth], len(tokens), self._place.device
-        embedded = F.embedding(torch.tensor(tokens, device=device), self._lent["embedding"])
+        embedded = F.embedding(torch.tensor(tokens, device=device), self._lent)
         positions = torch.arange(position, position + count, device=device)
         mask = causal_mask(count, cache.length, device) if count > 1 else None
         result = self._net.step(depth, hidden, embedded, positions, mask, cache)
@@ -179,13 +184,15 @@ class MtpDrafter(_Follower):
 
 
 class ParallelMtpDrafter(_Follower):
-    """Drafts with parallel heads; ``shape`` as for ``MedusaDrafter``."""
+    """Drafts with parallel heads; ``shape`` and ``draft_tokens`` as for ``MedusaDrafter``."""
 
     name = "mtp-parallel"
-    _borrows = ("head", "final_norm")
+    _lends = "final_norm"
 
-    def __init__(self, net: ParallelHeads, target: Target, shape: Shape = "chain") -> None:
-        super().__init__(net, target, target.info.num_layers - 1, draws_trees=shape != "chain")
+    def __init__(
+        self, net: ParallelHeads, target: Target, shape: Shape = "chain", draft_tokens: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(net, target, target.info.num_layers - 1, shape != "chain", draft_tokens)
         self._shape, self._caches = shape, [net.new_cache()]
 
     @staticmethod
@@ -196,7 +203,8 @@ class ParallelMtpDrafter(_Follower):
             CheckpointError: the checkpoint holds none that can be used.
         """
         lent = torch.as_tensor(target.lend("head"))
-        return ParallelMtpDrafter(load_parallel_heads(source, lent.dtype, lent.device), target, shape)
+        net = load_parallel_heads(source, lent.dtype, lent.device)
+        return ParallelMtpDrafter(net, target, shape, read_draft_tokens(source, target.info.vocabulary_size))
 
     def truncate(self, length: int) -> None:
         del self._ids[length:], self._states[length:]
@@ -214,10 +222,8 @@ class ParallelMtpDrafter(_Follower):
         heads = range(forced, min(len(self._net), forced + budget))
         if not heads or not self._ids:
             return stem_alone(stem, sampler)
-        results = self._net.logits(self._follow(heads), self._lent["final_norm"], self._lent["head"])
-        return draft_from_marginals(
-            stem, list(results.float().cpu().numpy()), budget, len(self._ids), sampler, self._shape
-        )
+        logits = self._head.logits(self._net.normed(self._follow(heads), self._lent))
+        return draft_from_marginals(stem, list(logits), budget, len(self._ids), sampler, self._shape)
 
     def _follow(self, heads: range) -> torch.Tensor:
         """Bring the cache up to the last committed token, which is asked again if it was followed before."""

@@ -71,9 +71,9 @@ class VocabularyMap:
         return VocabularyMap(np.arange(size), size)
 
     def spread(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Draft logits [V_d] → target logits [V]; ``ABSENT`` where the drafter has no such token."""
+        """Draft logits [..., V_d] → target logits [..., V]; ``ABSENT`` where the drafter has no such token."""
         if self.is_identity:
             return logits
-        full = np.full(self.size, ABSENT, dtype=np.float32)
-        full[self.draft_to_target] = logits
+        full = np.full((*logits.shape[:-1], self.size), ABSENT, dtype=np.float32)
+        full[..., self.draft_to_target] = logits
         return full

@@ -12,20 +12,30 @@ from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 from lifecycle_msgs.msg import Transition
 
-from spec_planner.config import PlannerConfig
-
-SETTINGS = ("model", "drafter", "scene_file")  # of the planner that can be given as arguments
-
 
 def generate_launch_description() -> LaunchDescription:
     default_params = PathJoinSubstitution([FindPackageShare("spec_planner"), "config", "planner.yaml"])
     return LaunchDescription(
         [
-            *(DeclareLaunchArgument(name, default_value="", description=described(name)) for name in SETTINGS),
+            DeclareLaunchArgument(
+                "model",
+                default_value="",
+                description="Model directory, 'default' or 'default-base'; empty leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
+                "drafter",
+                default_value="",
+                description="none, lookup, draft-model or a checkpoint directory; empty leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
+                "scene_file",
+                default_value="",
+                description="YAML scene for goals that bring none; empty leaves it to params_file.",
+            ),
             DeclareLaunchArgument(
                 "params_file",
                 default_value=default_params,
-                description=f"YAML file of parameters; {', '.join(SETTINGS)}, if given, take precedence.",
+                description="YAML file of parameters; model, drafter and scene_file, if given, take precedence.",
             ),
             DeclareLaunchArgument(
                 "namespace", default_value="", description="Namespace of the node; its topics move along."
@@ -50,14 +60,9 @@ def generate_launch_description() -> LaunchDescription:
     )
 
 
-def described(setting: str) -> str:
-    """A setting as the node describes it."""
-    return f"{PlannerConfig.__dataclass_fields__[setting].metadata['doc']} Left empty, params_file says it."
-
-
 def planner(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The node and what starts it; a function, because an empty argument must not become a parameter."""
-    given = {name: LaunchConfiguration(name).perform(context) for name in SETTINGS}
+    given = {name: LaunchConfiguration(name).perform(context) for name in ("model", "drafter", "scene_file")}
     node = LifecycleNode(
         package="spec_planner",
         executable="planner_node",

@@ -103,16 +103,15 @@ class PathSelector(nn.Module):
         self.predecessor_codebook = nn.Parameter(0.02 * torch.randn(config.vocabulary_size, sizes.rank))
         self.successor_codebook = nn.Parameter(0.02 * torch.randn(config.vocabulary_size, sizes.rank))
 
-    def candidates(self, hidden: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [n, d], logits [n, V] → token ids [n, k], ascending, and their gated codes (H h) ⊙ B[b], [n, k, rank].
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., m] → indices [..., k] of the candidates, the likeliest first."""
+        return logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).indices
+
+    def gated(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Gated codes (H h) ⊙ B[b] of token ids [..., k] at slots with hidden [..., d], float32 [..., k, rank].
 
         S(a, b) is the logit of b plus the product of A[a], from ``codes``, with b's gated code.
         """
-        ids = logits.topk(self.top_k, dim=-1).indices.sort(dim=-1).values
-        return ids, self.gated(hidden, ids)
-
-    def gated(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Gated codes of token ids [..., k] at slots with hidden [..., d], float32 [..., k, rank]."""
         return (self.hidden_projection(hidden)[..., None, :] * self.successor_codebook[ids]).float()
 
     def codes(self, ids: torch.Tensor) -> torch.Tensor:

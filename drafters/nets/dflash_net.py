@@ -226,14 +226,18 @@ class DFlashNet(nn.Module):
         result: torch.Tensor = self.norm(hidden)
         return result
 
-    def logits(self, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        """hidden [n, d] by the target's head [V, d] → logits float32 [n, V]."""
+    def logits(self, hidden: torch.Tensor, head: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden [n, d] by the target's head [V, d] → logits float32 [n, V].
+
+        kept: int64 [V_d], whose rows ``head`` has, where it has not all; logits are [n, V_d] then.
+        """
         config = self.config
         logits = F.linear(hidden.to(head.dtype), head).float() * config.output_multiplier
         if config.logit_cap > 0:
             logits = torch.tanh(logits / config.logit_cap) * config.logit_cap
         if self.reachable is not None:
-            logits = torch.where(self.reachable, logits, logits + _UNREACHED)
+            reachable = self.reachable if kept is None else self.reachable[kept]
+            logits = torch.where(reachable, logits, logits + _UNREACHED)
         return logits
 
     def _mask(self, rows: torch.Tensor, context: int, anchor: int, window: int | None,

@@ -23,7 +23,18 @@ from torch.nn import functional as F
 from spec_planner.decoding.contracts import PromptInput, Target, TargetInfo
 
 from ..checkpoint import CheckpointError, load_strict, read_config, read_tensors
-from .layers import DecoderLayer, KVCache, LayerSizes, Mask, RMSNorm, as_borrowed, causal_mask, module_bytes
+from ..draft_head import DraftHead, read_draft_tokens
+from .layers import (
+    DecoderLayer,
+    KVCache,
+    LayerSizes,
+    Mask,
+    RMSNorm,
+    as_borrowed,
+    causal_mask,
+    distinct_bytes,
+    module_bytes,
+)
 from .rope import Rope
 
 
@@ -31,7 +42,7 @@ class DraftModelNet(nn.Module):
     """Decoder layers and a final norm.
 
     Attributes:
-        embedding, head: [V, d], borrowed from the target: no parameters of this module.
+        embedding: [V, d], borrowed from the target: no parameter of this module.
     """
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str]) -> None:
@@ -45,7 +56,7 @@ class DraftModelNet(nn.Module):
         rope = Rope.from_config(config, self.sizes.head_dim)
         self.layers = nn.ModuleList(DecoderLayer(self.sizes, rope) for _ in range(int(config["num_hidden_layers"])))
         self.norm = RMSNorm(self.sizes.hidden_size, self.sizes.epsilon)
-        self.embedding = self.head = torch.empty(0)
+        self.embedding = torch.empty(0)
 
     def new_cache(self) -> KVCache:
         """An empty cache in the type and on the device of the weights."""
@@ -69,26 +80,26 @@ class DraftModelNet(nn.Module):
 
 
 class DraftModel:
-    """``net``, whose embedding and head have been set, and what it has read.
+    """``net``, whose embedding has been set, before ``head``, and what it has read.
 
     ``info.context_length`` is the target's: the cache grows as it is used, and past the target's end nothing is said.
     """
 
-    def __init__(self, net: DraftModelNet, name: str, context_length: int) -> None:
-        self._net, self._cache = net, net.new_cache()
+    def __init__(self, net: DraftModelNet, head: DraftHead, name: str, context_length: int) -> None:
+        self._net, self._head, self._cache = net, head, net.new_cache()
         place = net.norm.weight
         self._info = TargetInfo(
             name=name,
             engine="torch",
             precision=str(place.dtype).removeprefix("torch."),
             device=str(place.device),
-            vocabulary_size=len(net.head),
+            vocabulary_size=head.vocabulary.size,
             hidden_size=net.sizes.hidden_size,
             num_layers=len(net.layers),
             context_length=context_length,
             max_nodes=1,
             supports_tree=False,
-            weight_bytes=module_bytes(net),
+            weight_bytes=module_bytes(net) + head.own_bytes,
         )
 
     @staticmethod
@@ -101,7 +112,7 @@ class DraftModel:
         """
         source = Path(source)
         config, tensors = read_config(source), read_tensors(source)
-        embedding, head = as_borrowed(target.lend("embedding")), as_borrowed(target.lend("head"))
+        embedding = as_borrowed(target.lend("embedding"))
         names = {name: name.removeprefix("model.") for name in tensors}
         try:
             with torch.device("meta"):
@@ -119,18 +130,23 @@ class DraftModel:
             )
         load_strict(net, tensors, names.__getitem__, source, ignore=("*.inv_freq",))
         net.to(embedding.device).eval()
-        net.embedding, net.head = embedding, head
-        return DraftModel(net, source.name, target.info.context_length)
+        net.embedding = embedding
+        head = DraftHead(target.lend("head"), read_draft_tokens(source, len(embedding)))
+        return DraftModel(net, head, source.name, target.info.context_length)
 
     @property
     def info(self) -> TargetInfo:
         return replace(self._info, kv_bytes=self._cache.num_bytes)
 
     @property
+    def borrows(self) -> tuple[str, ...]:
+        """What of the target's it reads where it lies."""
+        return ("embedding", *self._head.borrows)
+
+    @property
     def borrowed_bytes(self) -> int:
-        """Bytes of the target's weights that this model uses and did not copy."""
-        lent = (self._net.embedding, self._net.head)
-        return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in lent}.values())
+        """Bytes of it."""
+        return distinct_bytes([self._net.embedding, *self._head.lent])
 
     @property
     def committed_length(self) -> int:
@@ -147,18 +163,18 @@ class DraftModel:
         mask = causal_mask(count, start, device) if count > 1 else None
         positions, last = torch.arange(start, start + count, device=device), torch.tensor([count - 1], device=device)
         read = self._net(ids, positions, mask, self._cache, last)
-        return DraftModelOutput(F.linear(read.to(self._net.head.dtype), self._net.head))
+        return DraftModelOutput(self._head.logits(read))
 
     def close(self) -> None:
-        del self._net, self._cache
+        del self._net, self._head, self._cache
 
 
 class DraftModelOutput:
-    """Logits [1, V] after the last token that was fed."""
+    """Logits float32 [1, V] after the last token that was fed."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: NDArray[np.float32]) -> None:
         self._logits = logits
 
     def logits_row(self, node: int) -> NDArray[np.float32]:
-        row: NDArray[np.float32] = self._logits[node].float().cpu().numpy()
+        row: NDArray[np.float32] = self._logits[node]
         return row

@@ -6,7 +6,7 @@ Shapes: n rows of a pass, d their width, h / g query / key-value heads, e head_d
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,5 +282,9 @@ def as_borrowed(handle: Any) -> torch.Tensor:
 
 def module_bytes(module: nn.Module) -> int:
     """Bytes of the parameters and buffers that ``module`` owns, each storage counted once."""
-    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()]}
-    return sum(tensors.values())
+    return distinct_bytes([*module.parameters(), *module.buffers()])
+
+
+def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of ``tensors``, each storage counted once: a head may be tied to the embedding."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from .layers import KVCache, Mask, RMSNorm
 from .mtp_blocks import Block, Shapes
@@ -136,7 +135,3 @@ class ParallelHeads(nn.Module):
         wide = results.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return wide.to(results.dtype) * final_norm
-
-    def logits(self, results: torch.Tensor, final_norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        """[m, d] through the target's final norm [d] and head [V, d] → [m, V]."""
-        return F.linear(self.normed(results, final_norm), head)

@@ -33,6 +33,7 @@ from ..nets.dflash_net import DFlashNet, parse_dflash_config
 from ..nets.layers import SparseMask
 from .batch import Batch, Loss, TargetWeights
 from .common import GrowingCache, soft_cross_entropy, write_checkpoint
+from .draft_tokens import DraftTokens, likeliest
 from .rows import (
     LossVocabulary,
     Windows,
@@ -64,6 +65,7 @@ class DFlashOptions:
     feature_layers: hidden states it reads, Hugging Face indices; empty takes five, evenly spread.
     intermediate: inner size of the feed-forward block; 0 takes the target's.
     loss_vocabulary: tokens the cross-entropy is taken over in training (``LossVocabulary``); 0 takes all.
+    draft_vocabulary: tokens that the drafter says, those of the target's answers (``draft_tokens.py``); 0 takes all.
     """
 
     layers: int = 3
@@ -77,6 +79,7 @@ class DFlashOptions:
     feature_layers: tuple[int, ...] = ()
     intermediate: int = 0
     loss_vocabulary: int = 1024
+    draft_vocabulary: int = 2048
 
 
 class DFlashTrainee:
@@ -106,13 +109,14 @@ class DFlashTrainee:
         self.net = self._make_net().to(target.embedding.device)
         self._factors = self._column_factors().to(target.embedding.device)
         self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
+        self._draft_tokens = DraftTokens.choose(target, options.draft_vocabulary)
 
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         limit = self._options.evaluated_anchors if generator is None else self._options.anchors
         windows = Windows.of(choose_windows(batch.windows(self.depth), limit, generator))
         forced = 0 if generator is None else self._draw_forced(batch.positions[windows.rows[:, 0]], generator)
         ids, judged, counts = windows.tokens(batch), windows.judged, windows.counts[:, None]
-        vocabulary = self._vocabulary.tokens(ids, generator)
+        vocabulary, kept = self._vocabulary.tokens(ids, generator), self._draft_tokens.judged(generator)
         head = head_rows(self._target.head, vocabulary)
         cache = GrowingCache(self.net.config.num_layers)
         features = batch.stacked(self._read).to(self.net.fc.weight.dtype)
@@ -127,7 +131,7 @@ class DFlashTrainee:
                 entropy = soft_cross_entropy(logits, head_logits(spoken, head))
             else:
                 entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-            more, correct = self._choose(hidden, logits, ids[part], labels, vocabulary)
+            more, correct = self._choose(hidden, logits, ids[part], labels, vocabulary, kept)
             weights = self._weights(entropy.detach(), judged[part]) * counts[part]
             total, count = total + ((entropy + more) * weights).sum(), count + float(weights.sum())
             right.append(correct)
@@ -135,7 +139,8 @@ class DFlashTrainee:
 
     def save(self, directory: Path, note: Mapping[str, Any]) -> None:
         stored = {"fc.weight": (self.net.fc.weight.detach() * self._factors.flatten()).half()}
-        write_checkpoint(directory, self.net, self._config | {"spec_planner": dict(note)}, stored)
+        config = self._config | self._draft_tokens.config() | {"spec_planner": dict(note)}
+        write_checkpoint(directory, self.net, config, stored)
 
     def _column_factors(self) -> Tensor:
         """[m, d]; the median dimension keeps its size."""
@@ -148,15 +153,16 @@ class DFlashTrainee:
         return DFlashNet(parse_dflash_config(self._config))
 
     def _choose(self, hidden: Tensor, logits: Tensor, ids: Tensor, labels: Tensor,
-                vocabulary: Tensor) -> tuple[Tensor | float, Tensor]:  # fmt: skip
+                vocabulary: Tensor, kept: Tensor | None) -> tuple[Tensor | float, Tensor]:  # fmt: skip
         """What is added to the loss of each slot, and whether its guess is right, [w, B − 1] both.
 
         Args:
             hidden, logits: of the slots after the anchor, [w, B − 1, d] and [w, B − 1, m].
             ids: what was said from the anchor on, [w, B].
             labels: where the slots' tokens stand in ``vocabulary``, int64 [m], whose logits these are.
+            kept: places in it that may be said (``draft_tokens.likeliest``).
         """
-        return 0.0, logits.argmax(-1) == labels
+        return 0.0, likeliest(logits, kept) == labels
 
     def _run_blocks(self, batch: Batch, anchors: Tensor, cache: GrowingCache, forced: int = 0) -> Tensor:
         """Hidden [w, B − 1, d] of the slots behind ``anchors``, int64 [w]; ``cache`` holds a slot per row.

@@ -1,7 +1,8 @@
 """DFlash 2 learns (inco.ai, 2026): DFlash with local mixing, and a selector that learns to choose among 16 candidates.
 
     slot j        logits as in DFlash, and their cross-entropy
-    candidates    its 16 likeliest tokens; where x(t + j) is not among them it takes the place of the last
+    candidates    its 16 likeliest tokens, in evaluation of those that the drafter keeps; where x(t + j) is not among
+                  them it takes the place of the last
     selector      scores them given the token before, x(t + j − 1) as it was said; + cross-entropy among the 16
 
 It starts as DFlash to the bit: mixing as the identity, and the selector's H at zero. Its codebooks are not drawn from
@@ -79,9 +80,10 @@ class DFlash2Trainee(DFlashTrainee):
         )
 
     def _choose(self, hidden: Tensor, logits: Tensor, ids: Tensor, labels: Tensor,
-                vocabulary: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+                vocabulary: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
         selector = self.net.candidate_selector
-        candidates = logits.topk(selector.top_k, dim=-1).indices  # likeliest first; places in ``vocabulary``
+        # Likeliest first; places in ``vocabulary``.
+        candidates = selector.likeliest(logits) if kept is None else kept[selector.likeliest(logits[..., kept])]
         missing = (candidates != labels[..., None]).all(-1)
         candidates[..., -1] = torch.where(missing, labels, candidates[..., -1])
         codes = selector.codes(ids[:, :-1])

@@ -21,6 +21,7 @@ from ..nets.draft_model_net import DraftModelNet
 from ..nets.layers import SparseMask
 from .batch import Batch, Loss, TargetWeights
 from .common import GrowingCache, write_checkpoint
+from .draft_tokens import DraftTokens
 from .frozen_head import loss_through_head
 from .rows import LossVocabulary, head_rows
 from .target_layers import ATTEND_AT_ONCE, begin_as, layer_config, layer_tensors
@@ -37,12 +38,14 @@ class DraftModelTrainee:
                 (``target_layers.layer_tensors``); 0: all.
             depth: deepest draft judged; the model itself knows no depth.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
+            draft_vocabulary: tokens that the drafter says, those of the target's answers (``draft_tokens.py``); 0: all.
         """
 
         layers: int = 2
         intermediate: int = 0
         depth: int = 7
         loss_vocabulary: int = 1024
+        draft_vocabulary: int = 2048
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if not 1 <= options.layers <= target.num_layers or options.depth < 1:
@@ -59,8 +62,9 @@ class DraftModelTrainee:
         for layer, tensors in zip(self.net.layers, copies, strict=True):
             begin_as(layer, tensors)
         begin_as(self.net.norm, {"weight": target.final_norm})
-        self.net.embedding, self.net.head = target.embedding, target.head
+        self.net.embedding = target.embedding
         self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
+        self._draft_tokens = DraftTokens.choose(target, options.draft_vocabulary)
         self.feature_layers = (target.num_layers,)
         self.depth = options.depth
 
@@ -73,7 +77,8 @@ class DraftModelTrainee:
         tokens = self._vocabulary.tokens(batch.ids[windows.clamp(min=0)], generator)
         head, states = head_rows(self._target.head, tokens), batch.features[self._target.num_layers]
         weights = torch.ones(len(rows), device=rows.device)
-        total, best = loss_through_head(read, head, rows, torch.zeros_like(rows), weights, states)
+        unused, kept = torch.zeros_like(rows), self._draft_tokens.judged(generator)
+        total, best = loss_through_head(read, head, rows, unused, weights, states, kept)
         guesses = torch.full_like(batch.ids, -1)
         guesses[rows] = tokens[best]
         judged = windows[:, 1:] >= 0  # row t+k−1 of a window is the anchor of a later one, so it has a guess
@@ -82,5 +87,6 @@ class DraftModelTrainee:
 
     def save(self, directory: Path, note: Mapping[str, Any]) -> None:
         rename = {name: f"model.{name}" for name in self.net.state_dict()}
-        config = {**self._config, "tie_word_embeddings": False, "spec_planner": dict(note)}
+        config = {**self._config, "tie_word_embeddings": False, **self._draft_tokens.config()}
+        config["spec_planner"] = dict(note)
         write_checkpoint(directory, self.net, config, rename=rename)

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from ..nets.eagle1_net import Eagle1Net
 from .batch import Batch, Loss, TargetWeights
 from .common import soft_cross_entropy, write_checkpoint
+from .draft_tokens import DraftTokens, likeliest
 from .rows import (
     LossVocabulary,
     Windows,
@@ -46,6 +47,7 @@ class Eagle1Options:
     noise: features get uniform noise of up to this size in training.
     intermediate: inner size of the feed-forward block; 0 takes the target's.
     loss_vocabulary: tokens the cross-entropy is taken over in training (``LossVocabulary``); 0 takes all.
+    draft_vocabulary: tokens that the drafter says, those of the target's answers (``draft_tokens.py``); 0 takes all.
     """
 
     layers: int = 1
@@ -55,6 +57,7 @@ class Eagle1Options:
     noise: float = 0.1
     intermediate: int = 0
     loss_vocabulary: int = 1024
+    draft_vocabulary: int = 2048
 
 
 class Eagle1Trainee:
@@ -77,6 +80,7 @@ class Eagle1Trainee:
         self.net = Eagle1Net(self._config, ()).to(target.embedding.device)
         self.net.embedding, self.net.head = target.embedding, target.head
         self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
+        self._draft_tokens = DraftTokens.choose(target, options.draft_vocabulary)
 
     def loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         """As in ``trainee.Trainee``. In training nothing is judged, ``right`` is empty: it would cost as much again."""
@@ -96,7 +100,8 @@ class Eagle1Trainee:
                 entropy = soft_cross_entropy(head_logits(made, head), head_logits(true, head))
                 total = total + ((regression + options.ce_weight * entropy) * weights[judged, step]).sum()
             if not training:
-                right.append(head_logits(output, self._target.head).argmax(-1) == tokens[:, step + 1])
+                said = likeliest(head_logits(output, self._target.head), self._draft_tokens.ids)
+                right.append(said == tokens[:, step + 1])
         learnt = float(weights[:, : options.steps].sum())
         if training:
             nothing = windows.judged.new_zeros((0, self.depth))
@@ -104,7 +109,8 @@ class Eagle1Trainee:
         return Loss(total, learnt, torch.stack(right, dim=1)[windows.places], windows.judged[windows.places])
 
     def save(self, directory: Path, note: Mapping[str, Any]) -> None:
-        write_checkpoint(directory, self.net, self._config | {"spec_planner": dict(note)})
+        config = self._config | self._draft_tokens.config() | {"spec_planner": dict(note)}
+        write_checkpoint(directory, self.net, config)
 
     def _noisy(self, features: Tensor, generator: torch.Generator | None) -> Tensor:
         if generator is None or not self._options.noise:

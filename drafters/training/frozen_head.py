@@ -19,14 +19,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .batch import Batch, Loss, TargetWeights
+from .draft_tokens import likeliest
 from .rows import Windows, head_logits, head_rows
 
 _AT_ONCE = 1 << 26  # logits that exist at a time, of the drafter and as many of the target
 
 
 def windowed_loss(
-    target: TargetWeights, batch: Batch, windows: Windows, made: Tensor, decay: float, soft: bool, tokens: Tensor
-) -> Loss:
+    target: TargetWeights, batch: Batch, windows: Windows, made: Tensor, decay: float, soft: bool, tokens: Tensor,
+    kept: Tensor | None,
+) -> Loss:  # fmt: skip
     """The loss of drafts at depth 1 … K, depth k weighted by ``decay`` ** (k − 1); a mean over these weights.
 
     Args:
@@ -37,11 +39,13 @@ def windowed_loss(
             all of it without the noise. Where they were the likeliest ones, the law still has them on top, and says by
             how much. It takes the batch to hold the target's last hidden state, and the head once more per row.
         tokens: ids, int64 ascending, that the laws are over; every token of the windows is among them.
+        kept: which of these the drafter may say, by their places (``draft_tokens.likeliest``).
     """
     rows, labels, weights, judged = drafts(batch, windows, decay)
     states = batch.features[target.num_layers] if soft else None
     places = torch.searchsorted(tokens, labels)
-    total, best = loss_through_head(made[judged], head_rows(target.head, tokens), rows, places, weights, states)
+    head = head_rows(target.head, tokens)
+    total, best = loss_through_head(made[judged], head, rows, places, weights, states, kept)
     return tally(windows, judged, total, weights, best == places)
 
 
@@ -66,8 +70,9 @@ def tally(windows: Windows, judged: Tensor, total: Tensor, weights: Tensor, hits
 
 
 def loss_through_head(
-    made: Tensor, head: Tensor, rows: Tensor, labels: Tensor, weights: Tensor, states: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    made: Tensor, head: Tensor, rows: Tensor, labels: Tensor, weights: Tensor, states: Tensor | None,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Σ weights · (−Σ p log q), q = softmax(head · made), and the likeliest tokens int64 [m] (of equals the lowest).
 
     Args:
@@ -76,15 +81,16 @@ def loss_through_head(
         rows, labels: int64 [m]; of ``states``, the row whose law p is to be learnt, and the token to learn without.
         weights: float32 [m].
         states: the target's hidden states [n, d] that its head reads; None: p is 1 at ``labels``.
+        kept: the rows of ``head`` whose tokens may be the likeliest; None: all. The laws are over all of them.
     """
-    result: tuple[Tensor, Tensor] = _ThroughHead.apply(made, head, rows, labels, weights, states)
+    result: tuple[Tensor, Tensor] = _ThroughHead.apply(made, head, rows, labels, weights, states, kept)
     return result
 
 
 class _ThroughHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, head: Tensor, rows: Tensor, labels: Tensor, weights: Tensor,
-                states: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+                states: Tensor | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
         slope = torch.empty_like(made) if ctx.needs_input_grad[0] else None
         wide = head.float()  # once, where the head is kept in a narrower type
         best, total = torch.empty_like(labels), made.new_zeros((), dtype=torch.float32)
@@ -94,7 +100,7 @@ class _ThroughHead(torch.autograd.Function):
                 logits = head_logits(made[part], wide)
             else:
                 logits = F.linear(made[part].to(head.dtype), head).float()
-            best[part] = logits.max(dim=-1).indices
+            best[part] = likeliest(logits, kept)
             log_sum = logits.logsumexp(-1)
             laws = None
             if states is None:
@@ -122,4 +128,4 @@ class _ThroughHead(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        return slope * above.to(slope.dtype), None, None, None, None, None
+        return slope * above.to(slope.dtype), None, None, None, None, None, None

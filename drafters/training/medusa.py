@@ -26,6 +26,7 @@ from ..nets.medusa_net import MedusaNet, ResidualBlock
 from ..tree_growth.static import rank_accuracy
 from .batch import Batch, Loss, TargetWeights
 from .common import soft_cross_entropy, write_checkpoint
+from .draft_tokens import DraftTokens
 from .frozen_head import drafts, tally, windowed_loss
 from .rows import LossVocabulary, Windows, head_logits, head_rows
 
@@ -45,6 +46,8 @@ class MedusaTrainee:
             decay: λ.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
+            draft_vocabulary: tokens that heads say that borrow the target's, those of its answers
+                (``draft_tokens.py``); 0: all.
         """
 
         num_heads: int = 6
@@ -53,8 +56,10 @@ class MedusaTrainee:
         decay: float = 0.8
         soft: bool = True
         loss_vocabulary: int = 1024
+        draft_vocabulary: int = 2048
 
-    def __init__(self, target: TargetWeights, options: Options) -> None:
+    def __init__(self, target: TargetWeights, options: Options, draft_tokens: DraftTokens | None = None) -> None:
+        """``draft_tokens``: of heads that are there already, in place of those that the options would choose."""
         if options.num_heads < 1 or options.num_layers < 1:
             raise ValueError(
                 f"Medusa needs at least 1 head and 1 layer, got num_heads {options.num_heads} and num_layers "
@@ -73,6 +78,8 @@ class MedusaTrainee:
             for head in self.net if not options.borrows_head else ():
                 head[-1].weight.copy_(target.head)
         self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
+        size = options.draft_vocabulary if options.borrows_head else 0
+        self._draft_tokens = DraftTokens.choose(target, size) if draft_tokens is None else draft_tokens
         self.feature_layers = (target.num_layers,)
         self.depth = options.num_heads
         self._accuracy: list[list[float]] | None = None
@@ -83,7 +90,8 @@ class MedusaTrainee:
         tokens = self._vocabulary.tokens(windows.tokens(batch), generator)
         if options.borrows_head:
             made = torch.stack([head(source) for head in self.net], dim=1)
-            return windowed_loss(self._target, batch, windows, made, options.decay, options.soft, tokens)
+            kept = self._draft_tokens.judged(generator)
+            return windowed_loss(self._target, batch, windows, made, options.decay, options.soft, tokens, kept)
         rows, labels, weights, judged = drafts(batch, windows, options.decay)
         logits = torch.stack(
             [head_logits(head[:-1](source), head_rows(head[-1].weight, tokens)) for head in self.net], 1
@@ -100,7 +108,7 @@ class MedusaTrainee:
     def calibrate(self, batches: Iterable[Batch]) -> None:
         """Count how often the true token had each rank, head by head, over all anchors: it goes into ``config.json``.
 
-        Every anchor and the whole vocabulary count: no grammar, which would narrow both.
+        Every anchor and every token that is kept count: no grammar, which would narrow both.
         """
         self.net.eval()
         ranks = torch.cat([self._ranks(batch) for batch in batches])
@@ -109,20 +117,25 @@ class MedusaTrainee:
     def _ranks(self, batch: Batch) -> Tensor:
         """int64 [anchors, K] on the CPU: how many tokens a head prefers to the true one; −1 past the end of an answer.
 
-        Of tokens that it likes equally the lower id comes first, as when a draft is drawn.
+        Of tokens that it likes equally the lower id comes first, as when a draft is drawn. A true token that is not
+        kept has the rank V: no draft is it.
         """
         windows = Windows.of(batch.windows(self.depth))
         source = batch.features[self._target.num_layers][batch.previous[windows.rows[:, 0]]].float()
         wanted = windows.tokens(batch)[:, 1:]
         ranks = torch.full_like(wanted, -1)
-        ids = torch.arange(self.net.vocabulary_size, device=source.device)
-        lent = self._target.head.float() if self._options.borrows_head else None
+        size, head = self.net.vocabulary_size, self._target.head
+        ids = torch.arange(size, device=source.device) if self._draft_tokens.ids is None else self._draft_tokens.ids
+        lent = head_rows(head, ids).float() if self._options.borrows_head else None
+        places = torch.full((size,), -1, device=source.device)  # of kept tokens among them; −1: it is none
+        places[ids] = torch.arange(len(ids), device=source.device)
         for part in torch.arange(len(source), device=source.device).split(max(_AT_ONCE // len(ids), 1)):
             for depth in range(self.depth):
                 logits = self.net.logits(source[part], range(depth, depth + 1), lent)[0]
                 token = wanted[part, depth, None]
-                true = logits.gather(1, token)
-                ranks[part, depth] = ((logits > true) | ((logits == true) & (ids < token))).sum(dim=1)
+                true = logits.gather(1, places[token].clamp(min=0))
+                better = (logits > true) | ((logits == true) & (ids < token))
+                ranks[part, depth] = better.sum(dim=1).where(places[token[:, 0]] >= 0, size)
         ranks[~windows.judged] = -1
         return ranks[windows.places].cpu()
 
@@ -138,6 +151,7 @@ class MedusaTrainee:
             "medusa_fc_bias": True,
             **({"version": "2"} if self._options.borrows_head else {}),
             **({} if self._accuracy is None else {"medusa_tree": "best-first", "medusa_rank_accuracy": self._accuracy}),
+            **self._draft_tokens.config(),
             "base_model_name_or_path": self._target.name,
             "spec_planner": dict(note),
         }

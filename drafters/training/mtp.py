@@ -27,6 +27,7 @@ from ..nets.layers import SparseMask, causal_mask
 from ..nets.mtp_net import MtpForm, MtpModule, MtpNet
 from .batch import Batch, Loss, TargetWeights
 from .common import GrowingCache, write_checkpoint
+from .draft_tokens import DraftTokens
 from .frozen_head import windowed_loss
 from .rows import LossVocabulary, Windows
 from .target_layers import ATTEND_AT_ONCE, begin_as, layer_config, layer_tensors
@@ -48,6 +49,7 @@ class MtpTrainee:
             decay: weight of each step against the one before.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
+            draft_vocabulary: tokens that the drafter says, those of the target's answers (``draft_tokens.py``); 0: all.
         """
 
         depth: int = 7
@@ -55,6 +57,7 @@ class MtpTrainee:
         decay: float = 0.8
         soft: bool = True
         loss_vocabulary: int = 1024
+        draft_vocabulary: int = 2048
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if options.depth < 1:
@@ -69,6 +72,7 @@ class MtpTrainee:
         begin_as(module.norm, {"weight": target.final_norm})
         _begin_in_the_stream(module, target.final_norm)
         self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
+        self._draft_tokens = DraftTokens.choose(target, options.draft_vocabulary)
         self.feature_layers = (target.num_layers,)
         self.depth = options.depth
 
@@ -90,7 +94,8 @@ class MtpTrainee:
             onward, read = self._step(batch, windows.rows[:, step].clamp(min=0), onward, mask, cache)
             made.append(read)
         options, tokens = self._options, self._vocabulary.tokens(windows.tokens(batch), generator)
-        return windowed_loss(self._target, batch, windows, torch.stack(made, 1), options.decay, options.soft, tokens)
+        kept, stacked = self._draft_tokens.judged(generator), torch.stack(made, 1)
+        return windowed_loss(self._target, batch, windows, stacked, options.decay, options.soft, tokens, kept)
 
     def _step(
         self, batch: Batch, rows: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor, cache: GrowingCache,
@@ -115,7 +120,8 @@ class MtpTrainee:
             inner = name.removeprefix("modules_by_depth.0.").removeprefix("block.")
             inner = f"shared_head.{inner}" if inner == "norm.weight" else inner
             rename[name] = f"model.layers.{self._target.num_layers}.{inner}"
-        config = {**self._config, "num_nextn_predict_layers": 1, "spec_planner": dict(note)}
+        config = {**self._config, "num_nextn_predict_layers": 1, **self._draft_tokens.config()}
+        config["spec_planner"] = dict(note)
         write_checkpoint(directory, self.net, config, rename=rename)
 
 

@@ -21,6 +21,7 @@ from ..nets.layers import SparseMask
 from ..nets.mtp_net import ParallelHeads
 from .batch import Batch, Loss, TargetWeights
 from .common import GrowingCache, write_checkpoint
+from .draft_tokens import DraftTokens
 from .frozen_head import windowed_loss
 from .rows import LossVocabulary, Windows
 from .target_layers import ATTEND_AT_ONCE, begin_as, layer_config, layer_tensors
@@ -38,6 +39,7 @@ class ParallelTrainee:
             decay: weight of each head against the one before.
             soft: learn the target's laws (``frozen_head.windowed_loss``) instead of its tokens.
             loss_vocabulary: tokens that laws are over in training (``rows.LossVocabulary``); 0: all.
+            draft_vocabulary: tokens that the drafter says, those of the target's answers (``draft_tokens.py``); 0: all.
         """
 
         num_heads: int = 4
@@ -45,6 +47,7 @@ class ParallelTrainee:
         decay: float = 0.8
         soft: bool = True
         loss_vocabulary: int = 1024
+        draft_vocabulary: int = 2048
 
     def __init__(self, target: TargetWeights, options: Options) -> None:
         if options.num_heads < 1:
@@ -57,6 +60,7 @@ class ParallelTrainee:
         for head in self.net.heads:
             begin_as(head, last)
         self._vocabulary = LossVocabulary(target.token_ranks, options.loss_vocabulary)
+        self._draft_tokens = DraftTokens.choose(target, options.draft_vocabulary)
         self._trunk = target.num_layers - 1
         self.feature_layers = (self._trunk, target.num_layers) if options.soft else (self._trunk,)
         self.depth = options.num_heads
@@ -69,8 +73,10 @@ class ParallelTrainee:
         results = self.net(trunk, batch.positions, asked, mask, range(self.depth), GrowingCache(self.depth))
         made = self.net.normed(results, self._target.final_norm.float()).transpose(0, 1)[place]
         tokens = self._vocabulary.tokens(windows.tokens(batch), generator)
-        return windowed_loss(self._target, batch, windows, made, options.decay, options.soft, tokens)
+        kept = self._draft_tokens.judged(generator)
+        return windowed_loss(self._target, batch, windows, made, options.decay, options.soft, tokens, kept)
 
     def save(self, directory: Path, note: Mapping[str, Any]) -> None:
         rename = {name: name.replace("heads.", "extra_heads.", 1) for name in self.net.state_dict()}
-        write_checkpoint(directory, self.net, {**self._config, "spec_planner": dict(note)}, rename=rename)
+        config = {**self._config, **self._draft_tokens.config(), "spec_planner": dict(note)}
+        write_checkpoint(directory, self.net, config, rename=rename)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from drafters.training.medusa import MedusaTrainee
-from drafters.training.medusa2 import MedusaNet, go_on, read_heads, trained_for
+from drafters.training.medusa2 import StoredHeads, go_on, read_heads, trained_for
 
 from ..engines.decoder_config import read_decoder_config
 from ..learning.files import RunError
@@ -37,9 +37,9 @@ PREFIX = "medusa."  # of the heads' parameters among those of a run
 
 @dataclass(frozen=True, eq=False)
 class WarmHeads:
-    """Heads that learned on the target as it is, and a hash of them."""
+    """Heads that learned on the target as it is, and a hash of their weights."""
 
-    net: MedusaNet
+    heads: StoredHeads
     fingerprint: str
 
     @staticmethod
@@ -50,7 +50,7 @@ class WarmHeads:
             ValueError: no heads, or heads for another model; one sentence.
         """
         config = read_decoder_config(target)
-        net = read_heads(directory, config.hidden_size, config.vocabulary_size)
+        heads = read_heads(directory, config.hidden_size, config.vocabulary_size)
         made_for = trained_for(directory)
         if made_for not in (None, identity):
             raise RunError(
@@ -58,9 +58,9 @@ class WarmHeads:
                 f"({identity}): train heads for this one with `spec-planner train --drafter medusa`"
             )
         digest = hashlib.sha256()
-        for name, tensor in sorted(net.state_dict().items()):
+        for name, tensor in sorted(heads.net.state_dict().items()):
             digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-        return WarmHeads(net, digest.hexdigest()[:12])
+        return WarmHeads(heads, digest.hexdigest()[:12])
 
     def trainee(self, model: AdaptedModel, target: Path, examples: Iterable[Example]) -> MedusaTrainee:
         """Over ``model``, loaded from ``target``: it borrows the model's own frozen head.
@@ -73,7 +73,7 @@ class WarmHeads:
         weights = dataclasses.replace(
             weights, name=f"{target.name} with its adapter", embedding=model.embedding, head=model.head
         )
-        return go_on(self.net, weights)
+        return go_on(self.heads, weights)
 
 
 class JointLearner:

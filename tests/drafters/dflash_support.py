@@ -203,7 +203,7 @@ def slots(drafter, stem) -> tuple[torch.Tensor, np.ndarray]:
     """Hidden states [B − 1, d] of the slots after ``stem`` and their logits [B − 1, V]."""
     with torch.inference_mode():
         hidden = drafter._slots(stem, 99)
-        return hidden, drafter._net.logits(hidden, drafter._head).numpy()
+        return hidden, drafter._head.spread(drafter._logits(hidden))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import torch
 from drafters.checkpoint import CheckpointError, detect
 from drafters.dflash import DFlashDrafter
 from drafters.nets.dflash_net import load_dflash, parse_dflash_config
+from drafters.vocab_map import ABSENT
 from spec_planner.decoding.contracts import Drafter, Incompatible
 from spec_planner.decoding.sampling import Law, SamplingParams
 from tests.drafters.dflash_support import (
@@ -170,7 +171,7 @@ def test_weights_are_borrowed_and_counted(tmp_path):
     weights = sum(int(np.prod(shape)) for shape in shapes_of(SMALL).values()) * 4
     assert drafter.own_bytes == weights and drafter.borrowed_bytes == 2 * V * D * 4
     assert DFlashDrafter(load_dflash(directory), embedding, embedding).borrowed_bytes == V * D * 4
-    assert drafter._head.data_ptr() == head.data_ptr() and drafter._embedding.data_ptr() == embedding.data_ptr()
+    assert drafter._head.weight.data_ptr() == head.data_ptr() and drafter._embedding.data_ptr() == embedding.data_ptr()
     drafter.observe([1] * 11, rounds()[0][0])
     assert drafter.own_bytes > weights
     assert isinstance(drafter, Drafter)
@@ -179,6 +180,18 @@ def test_weights_are_borrowed_and_counted(tmp_path):
     with pytest.raises(Incompatible, match="trained for this target"):
         DFlashDrafter(load_dflash(directory), embedding[:-1], head)
     drafter.close()
+
+
+def test_of_tokens_that_are_kept_those_it_was_trained_on_come_first(tmp_path):
+    """A published vocabulary (t2d) and a reduced head: the logits are the whole head's, of the tokens kept."""
+    marked = {"t2d": torch.arange(V) % 3 == 0}
+    net, kept = load_dflash(write_dflash(tmp_path, SMALL, extra=marked)), [1, 2, 3, 9, 40]
+    drafters = DFlashDrafter(net, *lent()), DFlashDrafter(net, *lent(), draft_tokens=kept)
+    for drafter in drafters:
+        drafter.observe([1] * 11, rounds()[0][0])
+    whole, few = (slots(drafter, (5,))[1] for drafter in drafters)
+    np.testing.assert_allclose(few[:, kept], whole[:, kept], rtol=1e-5)
+    assert set(few.argmax(1).tolist()) <= {3, 9} and (np.delete(few, kept, axis=1) == ABSENT).all()
 
 
 def test_layers_out_of_order_are_read_in_the_order_of_fc(tmp_path):

@@ -15,6 +15,7 @@ from drafters.nets.dflash2_net import load_dflash2
 from drafters.nets.dflash_net import load_dflash
 from drafters.tree_growth.best_first import grow
 from drafters.tree_growth.selector_beam import grow_beam
+from drafters.vocab_map import ABSENT
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.random_stream import Purpose, RandomStream
 from spec_planner.decoding.sampling import Law, SamplingParams
@@ -298,3 +299,27 @@ def test_where_all_candidates_are_forbidden_the_others_take_over(tmp_path):
     assert not set(tree.tokens[list(tree.children[0])]) & set(top.tolist())
     softmax = Law.from_logits(np.where(np.isin(np.arange(V), top), -np.inf, logits), SamplingParams(1.0))
     np.testing.assert_allclose(tree.draft_laws[0].dense(V), softmax.dense(V), atol=2e-3)
+
+
+def test_candidates_are_of_the_tokens_kept_and_all_others_stand_behind(tmp_path):
+    """The selector's scores are those of target ids; with every candidate forbidden the rest of the kept ones come."""
+    kept = [1, 2, 3, 9, 20, 33, 40]
+    whole, few = small(tmp_path), DFlash2Drafter(load_dflash2(tmp_path / "small"), *lent(), draft_tokens=kept)
+    for drafter in (whole, few):
+        drafter.observe([1] * 11, rounds()[0][0])
+    hidden, logits = slots(whole, (5,))
+    sampler = Recording(TEMPERATURE, "rejection", 11)
+    tree = few.draft((5,), BLOCK - 1, sampler)
+    with torch.inference_mode():
+        gated = whole._selector.gated(hidden, torch.tensor([kept] * len(hidden))).numpy()
+        before = whole._selector.codes(torch.as_tensor(tree.tokens)).numpy()
+    assert set(tree.tokens[1:].tolist()) <= set(kept)
+    for slot, row in enumerate(sampler.seen):
+        order = sorted(range(len(kept)), key=lambda i: -logits[slot, kept[i]])
+        candidates, rest = order[:5], order[5:]
+        for i in candidates:
+            expected = logits[slot, kept[i]] + gated[slot, i] @ before[slot]
+            assert row[kept[i]] == pytest.approx(expected, abs=1e-3)
+        behind = row[[kept[i] for i in rest]]
+        assert (behind < row[[kept[i] for i in candidates]].min() - 1e3).all() and (behind > -1e5).all()
+        assert (np.delete(row, kept) == ABSENT).all()

@@ -44,10 +44,11 @@ def follow(drafter, rows: int = ROWS) -> None:
         drafter.observe(list(part), features[part.start : part.stop])
 
 
+@pytest.mark.parametrize("tokens", ["0", "50"])
 @pytest.mark.parametrize("kind", TRAINEES)
-def test_a_trained_drafter_takes_what_was_said(kind, model, target, tmp_path):
+def test_a_trained_drafter_takes_what_was_said(kind, tokens, model, target, tmp_path):
     weights = read_target_weights(model, torch.device("cpu"), torch.float32)
-    make_trainee(kind, weights, {}).save(tmp_path, {})
+    make_trainee(kind, weights, {"draft_vocabulary": tokens}).save(tmp_path, {})
     drafter = load_drafter(tmp_path, target, 1)
     assert drafter.own_bytes == checkpoint_bytes(tmp_path, model, "float32", 0)
     assert drafter.own_bytes == 2 * checkpoint_bytes(tmp_path, model, "bfloat16", 0)

@@ -322,7 +322,7 @@ def test_bytes_own_and_borrowed(target):
     own, borrowing = drafter_for(target), drafter_for(target, own=False)
     assert own.borrowed_bytes == 0 and own.own_bytes == 4 * (64 * 64 + 64 + 320 * 64) * 4
     assert borrowing.own_bytes == 4 * (64 * 64 + 64) * 4 and borrowing.borrowed_bytes == 320 * 64 * 4
-    assert borrowing._lent.data_ptr() == target.lend("head").data_ptr()
+    assert borrowing._head.weight.data_ptr() == target.lend("head").data_ptr()
     own.observe((1, 2), torch.ones(2, 1, 64))
     assert own.own_bytes == 4 * (64 * 64 + 64 + 320 * 64) * 4 + 2 * 64 * 4
     own.close()

@@ -69,7 +69,7 @@ def settings(tmp_path_factory) -> Settings:
         batch_tokens=1200,
         pack_tokens=600,
         general_share=0.2,
-        medusa=write_heads(target, folder / "heads"),
+        medusa=write_heads(target, folder / "heads", draft_vocabulary="200"),
         evaluate_every=5,
         precision="float32",
     )
@@ -105,6 +105,7 @@ def test_plans_and_heads_get_better_and_the_card_says_what_came_out(finished, tm
     config = json.loads((settings.out / "drafter" / "config.json").read_text())
     assert config["spec_planner"]["target"] == target_identity(tmp_path / "merged") != target_identity(settings.target)
     assert len(config["medusa_rank_accuracy"]) == config["medusa_num_heads"] == 3
+    assert config["draft_tokens"] == list(range(200))  # the heads' own, whatever the experts' plans say most
     card = (settings.out / "README.md").read_text()
     for sentence in ("is a new target: it says other things than tiny does", "exact with respect to the new target"):
         assert sentence in card

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from drafters.checkpoint import detect, read_tensors
+from drafters.checkpoint import detect, read_config, read_tensors
 from drafters.nets.dflash_net import read_dflash_config
 from drafters.training.common import GrowingCache
 from drafters.training.dflash import DFlashOptions, DFlashTrainee, spread_layers, unsaid_token
@@ -42,10 +42,12 @@ def test_every_parameter_learns_and_chance_comes_from_the_generator_alone():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_stored_it_drafts_as_it_was_judged(tmp_path, tied):
+@pytest.mark.parametrize("kept", [0, 20])
+def test_stored_it_drafts_as_it_was_judged(tmp_path, tied, kept):
     target, weights = real_target(tmp_path / "target", tied)
     (tmp_path / "drafter").mkdir()
-    check_alignment(made(weights), target, tmp_path / "drafter")
+    check_alignment(made(weights, draft_vocabulary=kept), target, tmp_path / "drafter")
+    assert len(read_config(tmp_path / "drafter").get("draft_tokens", ())) == kept
     assert detect(tmp_path / "drafter") == "dflash"
     config = read_dflash_config(tmp_path / "drafter")
     assert config.feature_layers == spread_layers(8) == (2, 3, 4, 5, 6) and config.block_size == 5

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from drafters.checkpoint import detect
+from drafters.checkpoint import detect, read_config
 from drafters.nets.dflash2_net import LocalMixing
 from drafters.training.dflash import DFlashOptions, DFlashTrainee
 from drafters.training.dflash2 import DFlash2Options, DFlash2Trainee
@@ -49,10 +49,13 @@ def test_every_parameter_learns_and_chance_comes_from_the_generator_alone():
     check_gradients(stirred(made(weights)), weights)
 
 
-def test_stored_it_drafts_as_it_was_judged(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"draft_vocabulary": 20}, {"draft_vocabulary": 3}], ids=str)
+def test_stored_it_drafts_as_it_was_judged(tmp_path, options):
+    """Also with fewer tokens than candidates."""
     target, weights = real_target(tmp_path / "target")
     (tmp_path / "drafter").mkdir()
-    check_alignment(stirred(made(weights)), target, tmp_path / "drafter")
+    check_alignment(stirred(made(weights, **options)), target, tmp_path / "drafter")
+    assert len(read_config(tmp_path / "drafter").get("draft_tokens", ())) == options.get("draft_vocabulary", 0)
     assert detect(tmp_path / "drafter") == "dflash2"
 
 
@@ -91,7 +94,7 @@ def test_the_selector_learns_among_the_candidates_and_the_truth():
     order = logits[0].argsort(dim=-1, descending=True)
     labels = torch.stack([order[0, 2], order[1, 6], order[2, 0], order[3, 3]])[None]
     ids = torch.cat((torch.tensor([[9]]), vocabulary[labels]), dim=1)
-    entropy, right = trainee._choose(hidden, logits, ids, labels, vocabulary)
+    entropy, right = trainee._choose(hidden, logits, ids, labels, vocabulary, None)
     selector = trainee.net.candidate_selector
     for slot, place in enumerate(labels[0].tolist()):
         among = order[slot, :4].tolist()

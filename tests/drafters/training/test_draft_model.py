@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.checkpoint import CheckpointError, detect, tensor_names
+from drafters.checkpoint import CheckpointError, detect, read_config, tensor_names
 from drafters.draft_model import ModelDrafter
 from drafters.nets.draft_model_net import DraftModel
 from drafters.training.rows import head_logits
@@ -31,6 +31,11 @@ def test_it_drafts_as_judged(tmp_path, family):
     check_it_drafts_as_judged(tmp_path, "draft-model", family, 8, 3e-3, depth="5")
     assert detect(tmp_path / "drafter") == "draft-model"
     assert not any("embed" in name or "head" in name for name in tensor_names(tmp_path / "drafter"))
+
+
+def test_of_few_tokens_it_drafts_as_judged(tmp_path):
+    check_it_drafts_as_judged(tmp_path, "draft-model", "llama", 8, 3e-3, depth="5", draft_vocabulary="13")
+    assert read_config(tmp_path / "drafter")["draft_tokens"] == list(range(13))
 
 
 def test_with_fewer_inner_units_it_drafts_as_judged(tmp_path):

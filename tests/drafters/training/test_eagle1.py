@@ -37,11 +37,12 @@ def test_every_parameter_learns_and_chance_comes_from_the_generator_alone():
     check_gradients(made(weights, layers=2), weights)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_stored_it_drafts_as_it_was_judged(tmp_path, layers):
+@pytest.mark.parametrize("options", [{}, {"layers": 2}, {"draft_vocabulary": 20}], ids=str)
+def test_stored_it_drafts_as_it_was_judged(tmp_path, options):
     target, weights = real_target(tmp_path / "target")
     (tmp_path / "drafter").mkdir()
-    check_alignment(made(weights, layers=layers), target, tmp_path / "drafter")
+    check_alignment(made(weights, **options), target, tmp_path / "drafter")
+    assert ("draft_tokens" in read_config(tmp_path / "drafter")) == ("draft_vocabulary" in options)
 
 
 def test_features_and_law_of_the_anchor_are_what_its_row_learns():

@@ -33,9 +33,11 @@ def test_it_is_the_plain_loss(monkeypatch, soft, at_once):
     torch.testing.assert_close(total, (plain * weights).sum())
     torch.testing.assert_close(slope, expected)
     assert torch.equal(best, logits.argmax(-1))
+    kept = torch.tensor([3, 4, 11, 30])
     with torch.no_grad():
-        again, _ = frozen_head.loss_through_head(made, head, rows, labels, weights, states if soft else None)
-    assert torch.equal(again, total)
+        again, said = frozen_head.loss_through_head(made, head, rows, labels, weights, states if soft else None, kept)
+    assert torch.equal(again, total)  # over all tokens, whatever may be said
+    assert torch.equal(said, kept[logits[:, kept].argmax(-1)])
 
 
 def test_what_is_evaluated_and_the_targets_laws_are_not_rounded():

@@ -35,6 +35,11 @@ def test_it_drafts_as_judged(tmp_path, options):
     assert config.get("version") == ("2" if options.get("borrows_head", "true") == "true" else None)
 
 
+def test_of_few_tokens_it_drafts_as_judged(tmp_path):
+    check_it_drafts_as_judged(tmp_path, "medusa", "llama", 20, 2e-2, draft_vocabulary="13")
+    assert json.loads((tmp_path / "drafter" / "config.json").read_text())["draft_tokens"] == list(range(13))
+
+
 @pytest.mark.parametrize("soft", ["true", "false"])
 def test_answers_do_not_see_each_other(tmp_path, soft):
     together, alone = check_paths_do_not_see_each_other(tmp_path, "medusa", soft=soft)
@@ -56,12 +61,12 @@ def test_a_head_begins_as_the_targets_own(tmp_path, own):
     torch.testing.assert_close(logits, head_logits(states, weights.head).expand(6, -1, -1))
 
 
-@pytest.mark.parametrize("own", ["true", "false"])
-def test_calibration_counts_the_ranks_of_the_true_tokens(tmp_path, own, monkeypatch):
+@pytest.mark.parametrize(("own", "kept"), [("true", 64), ("false", 64), ("true", 12)])
+def test_calibration_counts_the_ranks_of_the_true_tokens(tmp_path, own, kept, monkeypatch):
     directory = write_target(tmp_path / "target")
     target, weights = load_target(directory), weights_of(directory)
     torch.manual_seed(1)
-    trainee = make_trainee("medusa", weights, {"borrows_head": own, "num_heads": "3"})
+    trainee = make_trainee("medusa", weights, {"borrows_head": own, "num_heads": "3", "draft_vocabulary": str(kept)})
     assert isinstance(trainee, Calibrated) and not isinstance(make_trainee("mtp", weights, {}), Calibrated)
     batches = [answered(target), answered(target, OTHERS)]
     learn(trainee, batches[0], 10, 1e-2)
@@ -80,9 +85,10 @@ def test_calibration_counts_the_ranks_of_the_true_tokens(tmp_path, own, monkeypa
                 with torch.no_grad():
                     logits = trainee.net.logits(state[None], range(3), weights.head)[:, 0]
                 for head in range(min(3, len(text) - 1 - anchor)):
-                    order = logits[head].argsort(descending=True, stable=True)
-                    counts[head, (order == text[anchor + 1 + head]).nonzero()[0, 0]] += 1
+                    order = logits[head, :kept].argsort(descending=True, stable=True)  # the lowest ids are kept
+                    counts[head, : len(order)] += order == text[anchor + 1 + head]
                     totals[head] += 1
+    assert (counts.sum(1) == totals).all() == (kept == 64)  # some true tokens are not kept, and have no rank
     expected = counts[:, :10] / totals[:, None]
     torch.testing.assert_close(torch.tensor(config["medusa_rank_accuracy"]), expected, rtol=0, atol=1e-5)
     losses = [judge(trainee, batch) for batch in batches]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafters.checkpoint import CheckpointError
+from drafters.checkpoint import CheckpointError, read_config
 from drafters.training.medusa2 import go_on, read_heads, trained_for
 from drafters.training.trainee import make_trainee
 
@@ -37,6 +37,18 @@ def test_they_begin_as_stored(tmp_path, options, biased):
     again = go_on(read_heads(tmp_path / "again", HIDDEN, VOCABULARY), weights)
     torch.testing.assert_close(again.net.state_dict(), trainee.net.state_dict(), atol=1e-3, rtol=1e-3)
     assert trained_for(tmp_path / "again") == "weights-abc"
+
+
+def test_they_say_the_tokens_that_they_said(tmp_path):
+    weights = weights_of(write_target(tmp_path / "target"))
+    for place, options in (("few", {"draft_vocabulary": "9"}), ("all", {})):
+        (tmp_path / place).mkdir()
+        make_trainee("medusa", weights, options).save(tmp_path / place, {})
+        trainee = go_on(read_heads(tmp_path / place, HIDDEN, VOCABULARY), weights)
+        (tmp_path / f"{place} again").mkdir()
+        trainee.save(tmp_path / f"{place} again", {})
+        kept = [read_config(tmp_path / each).get("draft_tokens") for each in (place, f"{place} again")]
+        assert kept == [list(range(9))] * 2 if place == "few" else kept == [None, None]
 
 
 def test_whose_they_are_is_known_of_our_own_only(tmp_path):

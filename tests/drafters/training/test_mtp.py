@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafters.checkpoint import detect
+from drafters.checkpoint import detect, read_config
 from drafters.nets.layers import causal_mask
 from drafters.training.common import GrowingCache
 from drafters.training.trainee import make_trainee
@@ -23,6 +23,11 @@ def test_it_learns(tmp_path, soft):
 def test_it_drafts_as_judged(tmp_path, family):
     check_it_drafts_as_judged(tmp_path, "mtp", family, 30, 3e-3, depth="5")
     assert detect(tmp_path / "drafter") == "mtp"
+
+
+def test_of_few_tokens_it_drafts_as_judged(tmp_path):
+    check_it_drafts_as_judged(tmp_path, "mtp", "llama", 30, 3e-3, depth="5", draft_vocabulary="13")
+    assert read_config(tmp_path / "drafter")["draft_tokens"] == list(range(13))
 
 
 def test_with_fewer_inner_units_it_drafts_as_judged(tmp_path):

@@ -51,16 +51,15 @@ class EagleDrafter:
         feature_layers: Hugging Face ``hidden_states`` indices, in the order the network reads them.
         vocabulary: draft ids among the target's.
         top_k: children per node and nodes per level; 1 drafts chains.
-        depth: longest draft behind the stem.
+        depth: most levels of a tree behind the stem; a chain is as long as its budget.
         borrowed: weights lent by the target.
     """
-
-    name = "eagle"
 
     def __init__(self, net: Net, feature_layers: Sequence[int], vocabulary: VocabularyMap, top_k: int = 1,
                  depth: int = 8, borrowed: Sequence[str] = ()) -> None:  # fmt: skip
         if top_k < 1 or depth < 1:
             raise ValueError(f"EAGLE needs top_k and depth of at least 1, got {top_k} and {depth}")
+        self.name = "eagle3" if isinstance(net, Eagle3Net) else "eagle1"  # EAGLE-2 is EAGLE-1 with a tree
         self._net, self._vocabulary, self._top_k, self._depth = net, vocabulary, top_k, depth
         tapped = sorted(set(feature_layers))
         self._order = [tapped.index(layer) for layer in feature_layers]
@@ -183,7 +182,7 @@ class EagleDrafter:
             depth = min(self._depth, budget)
             if self._top_k > 1 and not bare.proposal.needs_laws:
                 return grow_likeliest(start, budget, self._top_k, depth, rows.expand, sampler)
-            shape = chain_shape(depth) if self._top_k == 1 else sampled_shape(budget, self._top_k, depth)
+            shape = chain_shape(budget) if self._top_k == 1 else sampled_shape(budget, self._top_k, depth)
             return grow_shape(start, shape, rows.expand, sampler)
         finally:
             self._cache.truncate(length)

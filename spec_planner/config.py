@@ -7,8 +7,12 @@ from typing import Any
 
 from .decoding.sampling import SamplingParams
 
-ENGINES = ("auto", "torch", "onnx")
-PRECISIONS_OF = {"torch": ("float32", "bfloat16", "float16"), "onnx": ("float32", "int8", "int4")}
+ENGINES = ("auto", "torch", "onnx", "openvino")
+PRECISIONS_OF = {
+    "torch": ("float32", "bfloat16", "float16"),
+    "onnx": ("float32", "int8", "int4"),
+    "openvino": ("float32", "bfloat16", "int8"),
+}
 PRECISIONS = tuple(dict.fromkeys(precision for offered in PRECISIONS_OF.values() for precision in offered))
 EXACTNESS = ("tokens", "bitwise")
 DRAFT_BUDGETS = ("fixed", "measured")
@@ -76,12 +80,13 @@ class PlannerConfig:
     )
     exactness: str = _setting(
         "tokens",
-        "tokens: passes of any width; bitwise: one fixed width, so that logits too are equal to the last bit.",
+        "tokens: passes of any width (openvino: of one); bitwise: one fixed width, so that logits too are equal to the "
+        "last bit.",
         choices=EXACTNESS,
     )
     engine: str = _setting(
         "auto",
-        "What runs the target: torch, onnx (ONNX Runtime, CPU), or the one that has the precision.",
+        "What runs the target: torch, onnx (ONNX Runtime, CPU), openvino (CPU), or the first that has the precision.",
         choices=ENGINES,
     )
     precision: str = _setting(
@@ -135,8 +140,8 @@ class PlannerConfig:
                 f"engine {self.engine_name!r} does not run in precision {self.precision!r}: set precision to one of "
                 f"{', '.join(offered)}, or engine to auto"
             )
-        if self.engine_name == "onnx" and self.device == "cuda":
-            raise ConfigError("engine 'onnx' runs on the CPU only: set device to auto or cpu")
+        if self.engine_name in ("onnx", "openvino") and self.device == "cuda":
+            raise ConfigError(f"engine {self.engine_name!r} runs on the CPU only: set device to auto or cpu")
 
     @property
     def engine_name(self) -> str:
@@ -144,6 +149,15 @@ class PlannerConfig:
         if self.engine != "auto":
             return self.engine
         return next(engine for engine, offered in PRECISIONS_OF.items() if self.precision in offered)
+
+    @property
+    def pass_width(self) -> int | None:
+        """The one width of all verify passes, plain decoding included; None where each may have its own.
+
+        Equal bits need it. So do equal tokens on OpenVINO, where logits may change with the width by more than a near
+        tie, and where a wide pass costs little more than a narrow one.
+        """
+        return self.num_draft_tokens + 1 if self.exactness == "bitwise" or self.engine_name == "openvino" else None
 
     @property
     def sampling(self) -> SamplingParams:

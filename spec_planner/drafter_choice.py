@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,16 @@ from drafters.registry import DRAFTERS, drafter_class
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
 from .decoding.draft_tree import Proposal
+from .engines.block_quant import stored_precision
+from .engines.default_model import model_directory
 from .engines.identity import target_identity
 from .shipped_drafters import (
     BEST_FIRST,
+    DISTILLED,
     NAMED,
     TREES_OF,
-    NotShipped,
     check_shipped,
-    shipped_draft_model,
+    find_shipped,
     shipped_drafter,
 )
 
@@ -67,15 +68,15 @@ def chosen(config: PlannerConfig, target: Path) -> PlannerConfig:
     """``config`` with its drafter named: auto is the fastest that comes with the package for the model in ``target``.
 
     Where none does, it is lookup.
+
+    Raises:
+        NotShipped: what comes with the package is damaged.
     """
     if config.drafter != AUTO:
         return config
     identity = target_identity(target)
-    for name in BEST_FIRST:
-        with contextlib.suppress(NotShipped):  # not for this model
-            shipped_drafter(name, identity)
-            return replace(config, drafter=name)
-    return replace(config, drafter="lookup")
+    name = next((name for name in BEST_FIRST if find_shipped(name, identity)), "lookup")
+    return replace(config, drafter=name)
 
 
 def drafter_checkpoint(config: PlannerConfig, target: Path) -> Path | None:
@@ -89,7 +90,7 @@ def drafter_checkpoint(config: PlannerConfig, target: Path) -> Path | None:
         return shipped_drafter(name, target_identity(target))
     if name == "draft-model":
         own = config.draft_model or config.draft_layers
-        return None if own else shipped_draft_model(target_identity(target))
+        return None if own else find_shipped(DISTILLED, target_identity(target))
     return None if name in ("none", "lookup") else Path(name).expanduser()
 
 
@@ -107,7 +108,9 @@ def drafter_bytes(config: PlannerConfig, target: Path, rows: int) -> int:
         return index
     from drafters.footprint import checkpoint_bytes  # which needs torch
 
-    return index + checkpoint_bytes(checkpoint, target, config.precision, rows)
+    # What an exported target lends is what it stores.
+    precision = config.precision if config.engine_name == "torch" else stored_precision(config.precision)
+    return index + checkpoint_bytes(checkpoint, target, precision, rows)
 
 
 def drafter_files(config: PlannerConfig, target: Path) -> tuple[str, list[Path]] | None:
@@ -123,16 +126,11 @@ def drafter_files(config: PlannerConfig, target: Path) -> tuple[str, list[Path]]
         return detect(checkpoint), [*weight_files(checkpoint), *sorted(checkpoint.glob("config.json"))]
     if config.drafter.removeprefix(GRAFT) != "draft-model" or not config.draft_model:
         return None
-    directory = Path(config.draft_model).expanduser()
+    directory = model_directory(config.draft_model)
     return "draft-model", [*sorted(directory.glob("*.safetensors")), *sorted(directory.glob("config.json"))]
 
 
 def drafters_for(target: Path) -> list[str]:
     """Names that ``drafter`` may take with the model in ``target``; EAGLE-2 is left out, as a tree of EAGLE-1."""
     identity = target_identity(target)
-    names = ["none", *DRAFTERS]
-    for name in NAMED:
-        with contextlib.suppress(NotShipped):  # not for this model
-            if name not in TREES_OF and shipped_drafter(name, identity):
-                names.append(name)
-    return names
+    return ["none", *DRAFTERS, *(name for name in NAMED if name not in TREES_OF and find_shipped(name, identity))]

@@ -17,6 +17,7 @@ from .decoding.exact_rules import get_rule
 from .decoding.measured_budget import MeasuredBudget
 from .drafter_choice import GRAFT, check_fits, chosen, drafter_checkpoint
 from .engines.decoder_config import ModelError, read_decoder_config
+from .engines.default_model import model_directory
 from .engines.threads import share_the_cpu
 from .language.plan import History, Scene, SkillSet
 from .language.scene import load_scene
@@ -27,14 +28,18 @@ from .pipeline.types import PlanRequest
 from .shipped_drafters import TREES_OF
 
 if TYPE_CHECKING:
-    from .engines.onnx_target import OnnxTarget
+    from .engines.exported_target import ExportedTarget
     from .engines.torch_target import TorchTarget
 
-    ModelTarget = TorchTarget | OnnxTarget
+    ModelTarget = TorchTarget | ExportedTarget
 
 Report = Callable[[str], None]
 _NO_HISTORY = History()
-_HOW_TO_INSTALL = {"torch": "install it", "onnx": "pip install onnx onnxruntime"}
+_HOW_TO_INSTALL = {
+    "torch": "install it",
+    "onnx": "pip install onnx onnxruntime",
+    "openvino": "pip install onnx openvino",
+}
 
 
 def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) -> PlanPipeline:
@@ -132,37 +137,15 @@ def find_rule(name: str) -> Rule:
     return get_rule(name)
 
 
-def model_directory(model: str, report: Report = lambda line: None) -> Path:
-    """Resolve the ``model`` setting to a local directory.
-
-    Raises:
-        ModelError: it does not exist.
-    """
-    if model in ("default", "default-base"):
-        from .engines.default_model import ensure_base_model, ensure_default_model
-
-        return ensure_default_model(report) if model == "default" else ensure_base_model(report)
-    directory = Path(model).expanduser()
-    if not model.strip() or not directory.is_dir():
-        raise ModelError(
-            f"model {model!r} is not a directory: give a local Hugging Face model directory, 'default' or "
-            f"'default-base'"
-        )
-    return directory
-
-
 def _load_target(config: PlannerConfig, directory: Path, report: Report) -> ModelTarget:
-    pass_width = config.num_draft_tokens + 1 if config.exactness == "bitwise" else None
     try:
-        if config.engine_name == "onnx":
-            from .engines.onnx_target import OnnxTarget
-
-            return OnnxTarget.load(
+        if config.engine_name != "torch":
+            return _exported_target(config.engine_name).load(
                 directory,
                 context_length=config.context_length,
                 precision=config.precision,
                 threads=config.threads,
-                pass_width=pass_width,
+                pass_width=config.pass_width,
                 report=report,
             )
         from .engines.torch_target import TorchTarget
@@ -177,8 +160,18 @@ def _load_target(config: PlannerConfig, directory: Path, report: Report) -> Mode
         precision=config.precision,
         device=config.device,
         threads=config.threads,
-        pass_width=pass_width,
+        pass_width=config.pass_width,
     )
+
+
+def _exported_target(engine: str) -> type[ExportedTarget]:
+    if engine == "openvino":
+        from .engines.openvino_target import OpenVinoTarget
+
+        return OpenVinoTarget
+    from .engines.onnx_target import OnnxTarget
+
+    return OnnxTarget
 
 
 def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = lambda line: None) -> Drafter | None:
@@ -202,11 +195,25 @@ def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = l
             drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=branches)
         else:
             report(f"loading drafter {checkpoint.name}")
-            drafter = load_drafter(checkpoint, target, branches)
+            drafter = _load_network(checkpoint, config, target, branches)
     if name != config.drafter:
         drafter = graft(drafter, branches)
     check_compatible(target.info, drafter)
     return drafter
+
+
+def _load_network(checkpoint: Path, config: PlannerConfig, target: ModelTarget, branches: int) -> Drafter:
+    try:
+        import torch
+
+        if config.threads:  # which another engine has kept to itself
+            torch.set_num_threads(config.threads)
+        return load_drafter(checkpoint, target, branches)
+    except ImportError as error:
+        raise ModelError(
+            f"drafter {config.drafter!r} needs the package {error.name}: install it, or set drafter to lookup, then "
+            f"configure again"
+        ) from error
 
 
 def _draft_net(config: PlannerConfig, target: ModelTarget, report: Report) -> ModelTarget:

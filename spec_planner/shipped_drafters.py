@@ -34,7 +34,7 @@ def shipped_drafter(name: str, target: str) -> Path:
         NotShipped: there is none, or none for this target.
     """
     check_shipped(name)
-    directory = _find(NAMED[name], target)
+    directory = find_shipped(name, target)
     if directory is None:
         made_for = ", ".join(sorted(path.parent.name for path in _directories(NAMED[name])))
         raise NotShipped(
@@ -44,13 +44,13 @@ def shipped_drafter(name: str, target: str) -> Path:
     return directory
 
 
-def shipped_draft_model(target: str) -> Path | None:
-    """The draft model distilled from the target of identity ``target``, if one comes with the package."""
-    return _find(DISTILLED, target)
+def find_shipped(name: str, target: str) -> Path | None:
+    """As ``shipped_drafter``, also for the distilled draft model; None where there is none for this target.
 
-
-def _find(name: str, target: str) -> Path | None:
-    return next((path for path in _directories(name) if _trained_for(path) == target), None)
+    Raises:
+        NotShipped: what there is does not say which target it was trained for.
+    """
+    return next((path for path in _directories(NAMED.get(name, name)) if _trained_for(path) == target), None)
 
 
 def _directories(name: str) -> list[Path]:

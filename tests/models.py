@@ -86,3 +86,13 @@ def load_onnx(directory: Path, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEC_PLANNER_CACHE", str(directory.parent / "cache"))
         return OnnxTarget.load(directory, **options)
+
+
+def load_openvino(directory: Path, **options):
+    """An ``OpenVinoTarget`` over ``directory``, its graph kept beside it and not in the user's cache."""
+    pytest.importorskip("openvino")
+    from spec_planner.engines.openvino_target import OpenVinoTarget
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEC_PLANNER_CACHE", str(directory.parent / "cache"))
+        return OpenVinoTarget.load(directory, **options)

@@ -19,6 +19,7 @@ from tests.models import make_tiny_model
         ("auto", "int8", "onnx"),
         ("onnx", "float32", "onnx"),
         ("onnx", "int4", "onnx"),
+        ("openvino", "bfloat16", "openvino"),
         ("torch", "float16", "torch"),
     ],
 )
@@ -35,7 +36,9 @@ def test_these_go_together(engine, precision, comes_to):
         ),
         ({"engine": "onnx", "precision": "bfloat16"}, "'onnx' does not run in precision 'bfloat16'"),
         ({"engine": "onnx", "device": "cuda"}, "'onnx' runs on the CPU only: set device to auto or cpu"),
-        ({"engine": "openvino"}, "engine must be one of auto, torch, onnx"),
+        ({"engine": "openvino", "device": "cuda"}, "'openvino' runs on the CPU only: set device to auto or cpu"),
+        ({"engine": "openvino", "precision": "int4"}, "'openvino' does not run in precision 'int4'"),
+        ({"engine": "llamacpp"}, "engine must be one of auto, torch, onnx, openvino"),
     ],
 )
 def test_these_do_not(settings, message):
@@ -44,13 +47,21 @@ def test_these_do_not(settings, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_onnxruntime_says_how_to_get_it(tmp_path, monkeypatch):
+def test_passes_have_one_width_where_bits_or_openvino_want_it():
+    assert PlannerConfig().pass_width is None and PlannerConfig(engine="onnx").pass_width is None
+    assert PlannerConfig(exactness="bitwise", num_draft_tokens=4).pass_width == 5
+    assert PlannerConfig(engine="openvino", precision="int8", num_draft_tokens=15).pass_width == 16
+
+
+@pytest.mark.parametrize(("engine", "package"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_a_missing_library_says_how_to_get_it(engine, package, tmp_path, monkeypatch):
     model = make_tiny_model(tmp_path / "model")
-    for name in [name for name in sys.modules if name.startswith("spec_planner.engines.onnx")]:
+    for name in [name for name in sys.modules if name.startswith(f"spec_planner.engines.{engine}")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ValueError, match="engine 'onnx' needs the package onnxruntime: pip install onnx onnxruntime"):
-        build_pipeline(PlannerConfig(model=str(model), engine="onnx", drafter="none"))
+    monkeypatch.setitem(sys.modules, package, None)
+    wanted = f"engine {engine!r} needs the package {package}: pip install onnx {package}, then configure again"
+    with pytest.raises(ValueError, match=wanted):
+        build_pipeline(PlannerConfig(model=str(model), engine=engine, drafter="none"))
 
 
 def test_a_plan_runs_on_onnx_runtime(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 _CONTRACTS = {f"spec_planner.decoding.{name}" for name in ("contracts", "draft_tree", "sampling")}
 _TORCH = {"torch", "safetensors", "transformers", "gguf"}
-_ONNX = {"onnx", "onnxruntime"}
+_ONNX = {"onnx", "onnxruntime", "openvino"}
 _ROS = {"rclpy", "action_msgs", "builtin_interfaces", "diagnostic_msgs", "lifecycle_msgs", "rcl_interfaces", "std_msgs"}
 _ROS |= {"unique_identifier_msgs", "spec_planner_msgs"}
 
@@ -90,10 +90,10 @@ ALLOWED = {
     "spec_planner/shipped_drafters.py": {"spec_planner.resources"},
     "spec_planner/drafter_choice.py": {
         *{"spec_planner.config", "spec_planner.shipped_drafters", "spec_planner.decoding", "drafters"},
-        "spec_planner.engines.identity",
+        *{f"spec_planner.engines.{name}" for name in ("identity", "block_quant", "default_model")},
     },
 }
-HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "transformers", "spec_planner_msgs"}
+HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "openvino", "transformers", "spec_planner_msgs"}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -140,7 +140,8 @@ def test_nobody_imports_the_nodes():
 
 
 def test_only_the_factory_knows_concrete_classes():
-    concrete = {"drafters", "spec_planner.engines.torch_target", "spec_planner.engines.onnx_target", "engine_trt"}
+    concrete = {"drafters", "engine_trt"}
+    concrete |= {f"spec_planner.engines.{name}_target" for name in ("torch", "onnx", "openvino", "exported")}
     for path in files("spec_planner"):
         parts = path.relative_to(ROOT / "spec_planner").parts
         if path.name in ("factory.py", "drafter_choice.py") or parts[0] == "engines":

@@ -20,7 +20,7 @@ from spec_planner.engines.decoder_config import ModelError
 from spec_planner.engines.identity import target_identity
 from spec_planner.factory import build_budget, build_drafter, build_pipeline, find_rule
 from spec_planner.pipeline.types import PlanRequest
-from spec_planner.shipped_drafters import NAMED, NotShipped, shipped_draft_model
+from spec_planner.shipped_drafters import DISTILLED, NAMED, NotShipped, find_shipped
 from tests.drafters.test_checkpoint import make_eagle
 from tests.models import make_tiny_model
 
@@ -66,7 +66,7 @@ def test_a_name_is_a_drafter_that_changes_no_token(shipped, eagle, model, name):
     pipeline = build_pipeline(settings(model, drafter=name, draft_budget="fixed"))
     try:
         assert pipeline.drafter.requirements.draws_trees is (name == "eagle2")
-        assert pipeline.drafter_name == ("lookup+eagle" if "+" in name else "eagle")
+        assert pipeline.drafter_name == ("lookup+eagle1" if "+" in name else "eagle1")
         asked = {"sampling": settings(model, temperature=1.0).sampling, "max_tokens": 20, "free_text": True}
         plain = pipeline.run(PlanRequest("Fetch the cup.", plain=True, **asked))
         drafted = pipeline.run(PlanRequest("Fetch the cup.", **asked))
@@ -84,7 +84,7 @@ def test_auto_is_the_fastest_that_ships_for_the_model_and_else_lookup(shipped, e
     assert chosen(settings(model, drafter="none"), model).drafter == "none"
     pipeline = build_pipeline(settings(model))
     try:
-        assert pipeline.drafter_name == "eagle"
+        assert pipeline.drafter_name == "eagle1"
     finally:
         pipeline.close()
 
@@ -140,7 +140,7 @@ def test_the_distilled_draft_model_is_taken_where_there_is_one(shipped, eagle, m
     class Target:
         info = None
 
-    assert shipped_draft_model(target_identity(model)) is None
+    assert find_shipped(DISTILLED, target_identity(model)) is None
     directory = shipped(eagle, "draft-model", target_identity(model))
     for changes in ({}, {"draft_layers": 2}, {"draft_model": "elsewhere"}):
         build_drafter(settings(model, drafter="draft-model", **changes), Target())

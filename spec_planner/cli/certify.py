@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HELP = "Compare speculative with plain decoding token by token and write a certificate."
 EXAMPLES = """\
-Without --drafter three are tried: lookup, draft-model and the one that is used unless another is chosen. Each drafts
+Without --drafter three are tried: lookup, draft-model and the one that the settings choose. Each drafts
 chains, and trees too unless bits are promised.
 Exit code 0 only if the verdict is pass.
 
@@ -61,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     config = config_from(options, "scene_file", "free_text")
     settings = settings_for(config, options.tokens, options.temperature or (), options.seed)
     instructions = read_instructions(options.prompts)
-    wanted = [options.drafter] if options.drafter else ["lookup", "draft-model", "auto"]
+    wanted = [options.drafter] if options.drafter else ["lookup", "draft-model", config.drafter]
+    wanted = [name for name in wanted if name != "none" or options.drafter]
     for name in wanted:  # what costs nothing to check comes before what takes seconds to load
         check_subject(config, name)
     progress = _Progress()

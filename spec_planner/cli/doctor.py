@@ -114,10 +114,11 @@ def memory_report(
 
 def drafter_report(directory: Path, config: PlannerConfig) -> tuple[int, list[Problem]]:
     """What the drafter takes of its own, in bytes; 0 where it cannot be used with the target in ``directory``."""
-    from ..drafter_choice import check_fits
+    from ..drafter_choice import check_fits, chosen
     from ..factory import find_rule
 
     try:
+        config = chosen(config, directory)
         check_fits(config, find_rule(config.rule))
         return memory.drafter_bytes(directory, config), []
     except ImportError as error:

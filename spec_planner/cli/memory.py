@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..config import PlannerConfig
     from ..engines.decoder_config import DecoderConfig
 
-BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4, "int4": 4}  # of keys, values, activations
+# Of keys, values and activations on torch; the engines that run an exported decoder keep float32.
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PASS_ROOM = 64  # slots the target's cache holds beyond the context, so that its widest pass always fits
 HEADER_LIMIT = 100_000_000  # of a safetensors header, by the format's own definition
 
@@ -44,8 +45,8 @@ def budget(directory: Path, config: PlannerConfig, drafter: int = 0) -> MemoryBu
     """
     from ..engines.decoder_config import read_decoder_config
 
-    size = BYTES_PER_VALUE[config.precision]
-    weight_bytes = onnx_weight_bytes if config.engine_name == "onnx" else torch_weight_bytes
+    size, exported = value_bytes(config), config.engine_name != "torch"
+    weight_bytes = exported_weight_bytes if exported else torch_weight_bytes
     target = read_decoder_config(directory)
     return MemoryBudget(
         weights=weight_bytes(directory, target, config.precision),
@@ -64,21 +65,27 @@ def drafter_bytes(directory: Path, config: PlannerConfig) -> int:
     """
     from ..drafter_choice import GRAFT, drafter_bytes, drafter_checkpoint
     from ..engines.decoder_config import read_decoder_config
+    from ..engines.default_model import model_directory
 
-    size, on_onnx = BYTES_PER_VALUE[config.precision], config.engine_name == "onnx"
+    size, exported = value_bytes(config), config.engine_name != "torch"
     found = drafter_bytes(config, directory, config.context_length + PASS_ROOM)
     if config.drafter.removeprefix(GRAFT) != "draft-model" or drafter_checkpoint(config, directory) is not None:
         return found
     if config.draft_model:
-        own = Path(config.draft_model).expanduser()
+        own = model_directory(config.draft_model)
         net = read_decoder_config(own)
-        weight_bytes = onnx_weight_bytes if on_onnx else torch_weight_bytes
+        weight_bytes = exported_weight_bytes if exported else torch_weight_bytes
         return found + weight_bytes(own, net, config.precision) + kv_bytes(net, config.context_length, size)
     # The target's first layers: torch shares their weights, but not the cache.
     target = read_decoder_config(directory)
     layers = config.draft_layers_of(target.num_layers)
-    copied = onnx_weight_bytes(directory, target, config.precision, layers) if on_onnx else 0
+    copied = exported_weight_bytes(directory, target, config.precision, layers) if exported else 0
     return found + copied + kv_bytes(target, config.context_length, size, num_layers=layers)
+
+
+def value_bytes(config: PlannerConfig) -> int:
+    """Of one key, value or activation."""
+    return BYTES_PER_VALUE[config.precision] if config.engine_name == "torch" else 4
 
 
 def kv_bytes(config: DecoderConfig, context_length: int, size: int, num_layers: int | None = None) -> int:
@@ -101,11 +108,11 @@ def torch_weight_bytes(directory: Path, config: DecoderConfig, precision: str) -
     return sum(math.prod(shape) for shape in tensor_shapes(directory, config).values()) * BYTES_PER_VALUE[precision]
 
 
-def onnx_weight_bytes(directory: Path, config: DecoderConfig, precision: str, num_layers: int | None = None) -> int:
+def exported_weight_bytes(directory: Path, config: DecoderConfig, precision: str, num_layers: int | None = None) -> int:
     """The exported weights: matrices in blocks, vectors and the rotary tables in float32; all or some layers."""
-    from ..engines.block_quant import PRECISION_BITS, matrix_bytes
+    from ..engines.block_quant import PRECISION_BITS, matrix_bytes, stored_precision
 
-    layer_bits, outer_bits = PRECISION_BITS[precision]
+    layer_bits, outer_bits = PRECISION_BITS[stored_precision(precision)]
     total = 2 * config.context_length * (config.head_dim // 2) * 4
     for name, shape in tensor_shapes(directory, config).items():
         if name.startswith("model.layers."):

@@ -61,12 +61,13 @@ def python_problems() -> list[Problem]:
 
 def engine_problems(engine: str) -> list[Problem]:
     """Packages that only one engine needs."""
-    needed = {"onnxruntime": "runs the target", "onnx": "exports it, once per model and precision"}
+    runner = {"onnx": "onnxruntime", "openvino": "openvino"}.get(engine)
+    needed = {runner: "runs the target", "onnx": "exports it, once per model and precision"} if runner else {}
     problems = []
-    for name, purpose in needed.items() if engine == "onnx" else ():
+    for name, purpose in needed.items():
         if reason := import_error(name):
             what = f"{name} cannot be imported ({reason})"
-            problems.append(Problem(what, f"engine 'onnx' needs it: it {purpose}", f"pip install {name}"))
+            problems.append(Problem(what, f"engine {engine!r} needs it: it {purpose}", f"pip install {name}"))
     return problems
 
 

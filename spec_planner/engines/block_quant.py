@@ -18,6 +18,11 @@ BLOCK = 32
 PRECISION_BITS: dict[str, tuple[int | None, int | None]] = {"float32": (None, None), "int8": (8, 8), "int4": (4, 8)}
 
 
+def stored_precision(precision: str) -> str:
+    """How the exported weights of a target of ``precision`` are stored; to bfloat16 they are rounded when loaded."""
+    return "float32" if precision == "bfloat16" else precision
+
+
 @dataclass(frozen=True)
 class Blocks:
     """A quantised matrix [N, K] of ``bits`` 4 or 8.

@@ -29,6 +29,23 @@ _HOW = (
 Report = Callable[[str], None]
 
 
+def model_directory(model: str, report: Report = lambda line: None) -> Path:
+    """Resolve the ``model`` setting to a local directory.
+
+    Raises:
+        ModelError: it does not exist.
+    """
+    if model in ("default", "default-base"):
+        return ensure_default_model(report) if model == "default" else ensure_base_model(report)
+    directory = Path(model).expanduser()
+    if not model.strip() or not directory.is_dir():
+        raise ModelError(
+            f"model {model!r} is not a directory: give a local Hugging Face model directory, 'default' or "
+            f"'default-base'"
+        )
+    return directory
+
+
 def default_model_directory() -> Path:
     """Where the default model, adapter merged in, lies, or will lie once converted.
 

@@ -1,4 +1,4 @@
-"""Exported graphs, kept in the cache: made once per checkpoint, precision, exporter and ONNX Runtime version."""
+"""Exported graphs in the cache: made once per checkpoint, precision and exporter, for every engine that runs them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import onnxruntime
-
 from .cache import cache_directory, locked, make_once
 from .decoder_config import DecoderConfig, ModelError, read_decoder_config
 from .onnx_weights import LAYOUT, WeightFile
 
 Report = Callable[[str], None]
-_OLDEST = (1, 31)  # the first onnxruntime whose CPU kernels cover opset 24 as exported here
 _SAMPLES, _SAMPLE_BYTES = 64, 65_536  # of each weights file, for the key
 
 
@@ -45,13 +42,8 @@ def ensure_graph(model: Path, precision: str, report: Report = lambda line: None
     """The exported graph of the checkpoint in ``model``, exporting it first if need be.
 
     Raises:
-        ModelError: the checkpoint cannot be used, a package is missing or too old, or the cache cannot be written.
+        ModelError: the checkpoint cannot be used, a package is missing, or the cache cannot be written.
     """
-    if tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) < _OLDEST:
-        raise ModelError(
-            f"engine 'onnx' needs onnxruntime {'.'.join(map(str, _OLDEST))} or newer and found "
-            f"{onnxruntime.__version__}: pip install --upgrade onnxruntime"
-        )
     config = read_decoder_config(model)
 
     def make(scratch: Path) -> None:
@@ -77,11 +69,11 @@ def _write_graph(path: Path, config: DecoderConfig, weights: WeightFile, num_lay
 
 
 def _key(model: Path, precision: str) -> str:
-    """Changes when the checkpoint, the exporter or ONNX Runtime does. Samples of the weights go in beside their size
-    and age: a copy or an archive may keep a file's time, and a wrong graph would speak with another model's voice.
+    """Changes when the checkpoint or the exporter does. Samples of the weights go in beside their size and age: a copy
+    or an archive may keep a file's time, and a wrong graph would speak with another model's voice.
     """
     digest = hashlib.sha256()
-    digest.update(json.dumps([precision, LAYOUT, onnxruntime.__version__]).encode())
+    digest.update(json.dumps([precision, LAYOUT]).encode())
     digest.update((model / "config.json").read_bytes())
     for path in sorted(model.glob("*.safetensors")):
         state = path.stat()

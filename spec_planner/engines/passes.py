@@ -46,9 +46,9 @@ class PassRows:
 class Extents:
     """How many cached slots S a pass looks at, and how many the cache needs."""
 
-    def __init__(self, widths: Sequence[int], context_length: int) -> None:
-        """With a single width bits are promised, so the coarse step counts."""
-        self._step = BITWISE_EXTENT_STEP if len(widths) == 1 else EXTENT_STEP
+    def __init__(self, widths: Sequence[int], context_length: int, step: int | None = None) -> None:
+        """``step``: left to us, it is fine, but coarse with a single width, where bits are promised."""
+        self._step = step or (BITWISE_EXTENT_STEP if len(widths) == 1 else EXTENT_STEP)
         # A padded pass writes past its last real row: leave room for one whole pass beyond the context.
         self.capacity = _round_up(context_length + max(widths), EXTENT_STEP)
 

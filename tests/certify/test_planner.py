@@ -22,7 +22,7 @@ from tests.fakes import ScriptedTarget
 
 MATCHING = RULES["drafter-invariant"]
 PROMPTS = [Question((1, 2, 3, 1, 2))]
-SUBJECT = subject_for(PlannerConfig(num_draft_tokens=3), LookupDrafter(), MATCHING)
+SUBJECT = subject_for(PlannerConfig(drafter="lookup", num_draft_tokens=3), LookupDrafter(), MATCHING)
 
 
 def test_what_is_not_given_takes_the_defaults() -> None:

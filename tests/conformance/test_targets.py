@@ -6,7 +6,7 @@ import pytest
 
 from spec_planner.engines.table_target import TableTarget
 from tests.decoding.toys import logits_of
-from tests.models import load_onnx, make_tiny_model
+from tests.models import load_onnx, load_openvino, make_tiny_model
 
 from .target_suite import BitwiseSuite, ModelTargetSuite, TargetSuite
 
@@ -66,3 +66,33 @@ class TestOnnxTargetBitwise(BitwiseSuite):
     def target(self, family, precision, tmp_path_factory):
         directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
         return load_onnx(directory, context_length=640, precision=precision, pass_width=8)
+
+
+class _OpenVinoSuite(ModelTargetSuite):
+    @pytest.fixture(scope="class")
+    def target(self, family, precision, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return load_openvino(directory, context_length=128, precision=precision, pass_width=8)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"], scope="class")
+@pytest.mark.parametrize("precision", ["float32"], scope="class")
+class TestOpenVinoTarget(_OpenVinoSuite):
+    pass
+
+
+@pytest.mark.parametrize("family", ["llama"], scope="class")
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"], scope="class")
+class TestRoundedOpenVinoTarget(_OpenVinoSuite):
+    # The reference is fed in passes of one row, and numbers are rounded on the way. Logits span ±8.
+    tolerance = 1.0
+    feature_tolerance = 2**-8
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"], scope="class")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"], scope="class")
+class TestOpenVinoTargetBitwise(BitwiseSuite):
+    @pytest.fixture(scope="class")
+    def target(self, family, precision, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return load_openvino(directory, context_length=640, precision=precision, pass_width=8)

@@ -21,11 +21,12 @@ from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.sampling import NumericError
-from spec_planner.engines import onnx_graphs
+from spec_planner.engines import onnx_target
 from spec_planner.engines.block_quant import dequantise, quantise
 from spec_planner.engines.decoder_config import ModelError
-from spec_planner.engines.onnx_session import OnnxCache
-from spec_planner.engines.onnx_target import OnnxOutput, OnnxTarget
+from spec_planner.engines.exported_target import HostOutput
+from spec_planner.engines.host_cache import HostCache
+from spec_planner.engines.onnx_target import OnnxTarget
 from spec_planner.engines.torch_target import TorchTarget
 from tests.models import load_onnx, make_tiny_model
 
@@ -148,10 +149,10 @@ def test_what_is_lent_is_torchs_or_a_step_away(name, precision, model):
 
 def test_logits_that_are_not_finite_are_an_error():
     values = np.ones((2, 4), dtype=np.float32)
-    assert OnnxOutput(onnxruntime.OrtValue.ortvalue_from_numpy(values), [], 2).argmax().tolist() == [0, 0]
+    assert HostOutput(values, []).argmax().tolist() == [0, 0]
     values[1, 2] = np.nan
     with pytest.raises(NumericError, match="not finite"):
-        OnnxOutput(onnxruntime.OrtValue.ortvalue_from_numpy(values), [], 2).argmax()
+        HostOutput(values, []).argmax()
 
 
 # --- the same to the last bit ---
@@ -204,7 +205,7 @@ def test_a_key_stands_in_the_slot_of_its_position_and_nothing_else_is_written(mo
 
 
 def test_the_cache_is_laid_out_anew_without_losing_a_slot(model):
-    cache = OnnxCache(load_onnx(model, context_length=64)._graphs.config, 2, 1024)
+    cache = HostCache(load_onnx(model, context_length=64)._graphs.config, 2, 1024)
     random = np.random.default_rng(0)
     wanted = random.standard_normal(cache.view(64).shape).astype(np.float32)
     cache.view()[:] = wanted
@@ -252,6 +253,6 @@ def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache" / "onnx").iterdir()] == [".lock"]  # nothing half made
     with pytest.raises(ModelError, match="exceeds the 4096 positions"):
         load_onnx(make_tiny_model(tmp_path / "model"), context_length=5000)
-    monkeypatch.setattr(onnx_graphs.onnxruntime, "__version__", "1.23.2")
+    monkeypatch.setattr(onnx_target.onnxruntime, "__version__", "1.23.2")
     with pytest.raises(ModelError, match="needs onnxruntime 1.31 or newer and found 1.23.2"):
         OnnxTarget.load(tmp_path / "model", context_length=128)

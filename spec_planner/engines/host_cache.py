@@ -1,0 +1,49 @@
+"""The KV cache of an exported decoder in main memory: one buffer, laid out as the graph's inputs want it.
+
+A graph wants [g, S, e] without gaps for whatever extent S the pass looks at, so when S grows the cache is laid out
+anew, in place, which copies the committed part of it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .decoder_config import DecoderConfig
+from .passes import EXTENT_STEP
+
+
+class HostCache:
+    """Keys and values of every layer, float32, laid out [2 · layers, g, S, e] for the current extent S."""
+
+    def __init__(self, config: DecoderConfig, num_layers: int, capacity: int) -> None:
+        self._shape = (config.num_kv_heads, config.head_dim)
+        # Zeros, not empty: a masked slot still enters the matrix product, and NaN × 0 is NaN.
+        self._buffers = np.zeros((2 * num_layers, config.num_kv_heads * capacity * config.head_dim), dtype=np.float32)
+        self.extent = EXTENT_STEP
+
+    @property
+    def num_bytes(self) -> int:
+        return self._buffers.nbytes
+
+    def view(self, extent: int | None = None) -> NDArray[np.float32]:
+        """[2 · layers, g, S, e]; layer L's keys are row 2 L, its values row 2 L + 1."""
+        g, e = self._shape
+        extent = extent or self.extent
+        return self._buffers[:, : g * extent * e].reshape(-1, g, extent, e)
+
+    def resize(self, extent: int, keep: int) -> None:
+        """Lay the first ``keep`` slots out for another extent, in place: heads move away from each other or together,
+        and are taken in the order in which none is overwritten before it has moved."""
+        old, new = self.view(), self.view(extent)
+        heads = range(self._shape[0])
+        for head in reversed(heads) if extent > self.extent else heads:
+            new[:, head, :keep] = old[:, head, :keep]
+        self.extent = extent
+
+    def move(self, sources: Sequence[int], start: int) -> None:
+        """Copy slots ``sources`` to slots start, start + 1, … in every layer (commit of a tree branch)."""
+        view = self.view()
+        view[:, :, start : start + len(sources)] = view[:, :, list(sources)]

@@ -43,7 +43,7 @@ class PlannerConfig:
     )
     drafter: str = _setting(
         "auto",
-        "Drafter: auto, the fastest that comes with the package for this model, and lookup where none does; none; "
+        "Drafter: auto, the best that comes with the package for this model, and lookup where none does; none; "
         "lookup (prompt lookup); draft-model; medusa, mtp, mtp-parallel, eagle1, eagle2, eagle3, dflash or dflash2, "
         "where it comes with the package for this model; or the directory of such a checkpoint. lookup+ before a "
         "drafter puts prompt lookup beside it.",

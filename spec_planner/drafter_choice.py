@@ -65,7 +65,7 @@ def check_fits(config: PlannerConfig, rule: Rule) -> None:
 
 
 def chosen(config: PlannerConfig, target: Path) -> PlannerConfig:
-    """``config`` with its drafter named: auto is the fastest that comes with the package for the model in ``target``.
+    """``config`` with its drafter named: auto is the best that comes with the package for the model in ``target``.
 
     Where none does, it is lookup.
 

@@ -79,7 +79,7 @@ class _Run:
             model=str(settings.target),
             engine=settings.engine,
             precision=settings.engine_precision,
-            device="cuda" if self.device.type == "cuda" and settings.engine != "onnx" else "cpu",
+            device="cuda" if self.device.type == "cuda" and settings.engine in ("auto", "torch") else "cpu",
             max_tokens=settings.max_tokens,
             context_length=settings.context_length,
         )

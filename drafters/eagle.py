@@ -31,7 +31,7 @@ from .checkpoint import CheckpointError, detect, load_strict, read_config, read_
 from .draft_head import DraftHead, read_draft_tokens
 from .nets.eagle1_net import Eagle1Net
 from .nets.eagle3_net import Eagle3Net
-from .nets.layers import KVCache, as_borrowed, causal_mask, distinct_bytes, module_bytes, tree_mask
+from .nets.layers import KVCache, as_borrowed, causal_mask, distinct_bytes, is_copy, module_bytes, tree_mask
 from .tree_growth.dynamic import Start, chain_shape, grow_likeliest, grow_shape, sampled_shape
 from .vocab_map import VocabularyMap
 
@@ -265,7 +265,7 @@ def _share_weights(net: Net, copies: Mapping[str, torch.Tensor], target: Target,
             continue
         copy = copies.get(stored)
         lent = as_borrowed(target.lend(name)) if name in info.lendable else None
-        if lent is not None and (copy is None or _same(copy, lent)):
+        if lent is not None and (copy is None or is_copy(copy, lent, lent.dtype)):
             if lent.shape[1] != net.hidden_size:
                 raise CheckpointError(
                     f"{directory} brings no {stored} and its network is {net.hidden_size} wide, the {name} of target "
@@ -288,11 +288,3 @@ def _share_weights(net: Net, copies: Mapping[str, torch.Tensor], target: Target,
 def _reads_a_whole_head(net: Net) -> bool:
     """The target's or a copy of it; other networks have a head of their own."""
     return isinstance(net, Eagle1Net) or net.lm_head is None
-
-
-def _same(copy: torch.Tensor, lent: torch.Tensor) -> bool:
-    """Whether the target's weights, rounded as the copy is, are the copy; compared in pieces, to stay small."""
-    if copy.shape != lent.shape:
-        return False
-    pairs = zip(copy.split(4096), lent.split(4096), strict=True)
-    return all(torch.equal(mine, theirs.to(device=mine.device, dtype=mine.dtype)) for mine, theirs in pairs)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from .checkpoint import CheckpointError, detect, read_config, read_tensors, weight_files
 from .draft_head import read_draft_tokens
+from .nets.layers import is_copy
 
 _KEYS = re.compile(r"(?:.*\.)?(?:k_proj|attention\.wk)\.weight")  # a row for every value of a key
 _LATENT = re.compile(r"(?:.*\.)?kv_a_proj_with_mqa\.weight")  # which stands for key and value
@@ -92,7 +93,7 @@ def _is_copy(name: str, kind: str, directory: Path, target: Path, dtype: torch.d
     there = read_tensors(target, sources.__contains__)
     theirs = next((there[source] for source in sources if source in there), torch.empty(0))
     ours = read_tensors(directory, name.__eq__)[name]
-    return torch.equal(ours, theirs.to(dtype).to(ours.dtype))
+    return is_copy(ours, theirs, dtype)
 
 
 def _shapes(directory: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

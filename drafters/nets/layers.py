@@ -288,3 +288,11 @@ def module_bytes(module: nn.Module) -> int:
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of ``tensors``, each storage counted once: a head may be tied to the embedding."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def is_copy(copy: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``weights``, loaded as ``dtype`` and rounded as the copy is, are the copy; in pieces, to stay small."""
+    if copy.shape != weights.shape:
+        return False
+    pairs = zip(copy.split(4096), weights.split(4096), strict=True)
+    return all(torch.equal(mine, theirs.to(mine.device, dtype).to(mine.dtype)) for mine, theirs in pairs)

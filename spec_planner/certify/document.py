@@ -20,14 +20,12 @@ from .. import __version__
 from ..decoding.contracts import TargetInfo
 from .certificate import Cell, Certificate, law_power
 
-_NO_FILES: Mapping[str, tuple[str, Sequence[Path]]] = {}
-
 
 def to_json(
     certificate: Certificate,
     target: TargetInfo,
     model: Path,
-    drafters: Mapping[str, tuple[str, Sequence[Path]]] = _NO_FILES,
+    drafters: Mapping[str, tuple[str, Sequence[Path]]],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Everything the certificate rests on: counts, margins, settings, versions, hashes, device, time, verdict.

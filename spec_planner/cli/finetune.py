@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--medusa", metavar="DIR", help="Medusa heads for --target, to learn together with the adapter")
     parser.add_argument(
-        "--medusa-weight", type=float, default=0.2, metavar="X", help="of the heads' loss beside the plans', λ0 (0.2)"
+        "--medusa-weight", type=float, metavar="X", help="of the heads' loss beside the plans', λ0 (0.2)"
     )
     parser.add_argument(
-        "--medusa-rate", type=float, default=4.0, metavar="X", help="the heads' learning rate, times the adapter's (4)"
+        "--medusa-rate", type=float, metavar="X", help="the heads' learning rate, times the adapter's (4)"
     )
     parser.add_argument("--evaluate-every", type=int, default=50, metavar="N", help="steps between evaluations (50)")
     parser.add_argument("--save-seconds", type=float, default=120.0, metavar="X", help="between states on disk (120)")
@@ -88,6 +88,12 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.tasks} holds no *.jsonl file: write tasks with `spec-planner tasks --out DIR`")
     if options.merge and Path(options.merge).exists() and any(Path(options.merge).iterdir()):
         raise ValueError(f"{options.merge} is not empty: name a new directory for the merged model")
+    about_heads = {name: getattr(options, name) for name in ("medusa_weight", "medusa_rate")}
+    given = {name: value for name, value in about_heads.items() if value is not None}
+    if given and not options.medusa:
+        raise ValueError(
+            "--medusa-weight and --medusa-rate are about heads: name some with --medusa, or leave them out"
+        )
     settings = Settings(
         target=_target(options.target),
         tasks=Path(options.tasks),
@@ -102,8 +108,7 @@ def run(options: argparse.Namespace) -> int:
         vary_share=options.vary_skills,
         general_share=options.general,
         medusa=Path(options.medusa).expanduser() if options.medusa else None,
-        medusa_weight=options.medusa_weight,
-        medusa_rate=options.medusa_rate,
+        **given,
         evaluate_every=options.evaluate_every,
         save_seconds=options.save_seconds,
         seed=options.seed,

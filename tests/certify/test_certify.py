@@ -193,7 +193,7 @@ def test_the_law_test_accepts_the_true_law_and_rejects_a_tilted_one():
 def test_the_documents_hold_what_was_found(tmp_path, model):
     target = load(model)
     certificate = run(target, subject(ModelDrafter(target.first_layers(1, 256))))
-    content = to_json(certificate, target.info, model)
+    content = to_json(certificate, target.info, model, {})
     paths = write(content, tmp_path / "out")
     read = json.loads(paths[0].read_text())
     assert read["verdict"] == "pass" and read["mismatches"] == 0 and read["tokens"] == certificate.tokens
@@ -202,4 +202,4 @@ def test_the_documents_hold_what_was_found(tmp_path, model):
     assert page.startswith("# Certificate of exactness: PASS") and str(read["tokens"]) in page
     assert not list((tmp_path / "out").glob(".*"))
     failed = dataclasses.replace(certificate, problems=["something was off"])
-    assert "## Why it failed" in to_markdown(to_json(failed, target.info, model))
+    assert "## Why it failed" in to_markdown(to_json(failed, target.info, model, {}))

@@ -75,7 +75,7 @@ def test_hashing_a_large_model_can_be_cancelled(tmp_path: Path) -> None:
     target = ScriptedTarget([4, 5], 10)
     certificate = certify(target, [SUBJECT], PROMPTS, frozenset(), Settings(tokens=10))
     with pytest.raises(InterruptedError):
-        to_json(certificate, target.info, tmp_path, cancelled=lambda: True)
+        to_json(certificate, target.info, tmp_path, {}, cancelled=lambda: True)
 
 
 def test_a_drafter_is_known_by_its_name_its_kind_and_its_files(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_drafter_is_known_by_its_name_its_kind_and_its_files(tmp_path: Path) -
     assert content["drafters"] != [drafter] and content["hashes"] == {}
     digest = hashlib.sha256(b"two").hexdigest()
     assert f"- drafter lookup+eagle3 (eagle3), model.safetensors: `{digest}`" in to_markdown(content)
-    assert to_json(certificate, target.info, tmp_path)["drafters"] == []
+    assert to_json(certificate, target.info, tmp_path, {})["drafters"] == []
     with pytest.raises(InterruptedError):
         to_json(certificate, target.info, tmp_path / "none", given, cancelled=lambda: True)
 
@@ -104,7 +104,7 @@ def test_the_json_is_strict_where_a_number_is_infinite(tmp_path: Path) -> None:
     (cell,) = certificate.cells
     cell.largest_logit_difference = math.inf
     cell.divergences.append(Divergence(0, 1, 2, math.inf, math.inf, near_tie=False))
-    content = to_json(dataclasses.replace(certificate, noise=math.inf), target.info, tmp_path)
+    content = to_json(dataclasses.replace(certificate, noise=math.inf), target.info, tmp_path, {})
     read = json.loads(json.dumps(content, allow_nan=False))
     assert (
         read["engine_noise"] is read["divergences"][0]["margin"] is read["rows"][0]["largest_logit_difference"] is None

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 from drafters.registry import load_drafter  # noqa: E402
 from drafters.training.medusa2 import go_on  # noqa: E402
 from drafters.training.trainee import make_trainee  # noqa: E402
+from spec_planner.cli.main import main  # noqa: E402
 from spec_planner.decoding.contracts import check_compatible  # noqa: E402
 from spec_planner.engines.adapter import write_merged  # noqa: E402
 from spec_planner.engines.identity import target_identity  # noqa: E402
@@ -202,6 +203,22 @@ def test_a_run_stopped_and_continued_ends_in_the_same_bits(finished, settings, t
     for file in (ADAPTER, "drafter/" + HEADS, "drafter/config.json"):
         assert (parts.out / file).read_bytes() == (whole.out / file).read_bytes()
     assert rest["numbers"] == summary["numbers"] and rest["heads"] == summary["heads"]
+
+
+def test_what_is_said_of_heads_that_are_not_there_is_refused(settings, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = [
+        "--target",
+        str(settings.target),
+        "--tasks",
+        str(settings.tasks),
+        "--out",
+        str(out),
+        "--medusa-weight",
+        "1",
+    ]
+    assert main(["finetune", *asked]) != 0
+    assert "are about heads: name some with --medusa" in capsys.readouterr().err and not out.exists()
 
 
 def test_what_cannot_be_used_is_refused_before_the_model_is_loaded(finished, settings, tmp_path, monkeypatch):

@@ -10,9 +10,9 @@ from drafters.registry import DRAFTERS, drafter_class
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
 from .decoding.draft_tree import Proposal
-from .engines.block_quant import stored_precision
 from .engines.default_model import model_directory
 from .engines.identity import target_identity
+from .graphs.block_quant import stored_precision
 from .shipped_drafters import (
     BEST_FIRST,
     DISTILLED,

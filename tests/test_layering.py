@@ -49,7 +49,11 @@ ALLOWED = {
         *{"spec_planner.language", "spec_planner.tasks.task", "spec_planner.decoding", "drafters.training"},
         *{f"spec_planner.engines.{name}" for name in ("checkpoint", "decoder_config", "identity")},
     },
-    "spec_planner/engines": {"numpy", "spec_planner.quiet", "spec_planner.resources", *_TORCH, *_ONNX, *_CONTRACTS},
+    "spec_planner/graphs": {"numpy", "onnx", "ml_dtypes"},
+    "spec_planner/engines": {
+        *{"numpy", "spec_planner.quiet", "spec_planner.resources", "spec_planner.graphs"},
+        *{*_TORCH, *_ONNX, *_CONTRACTS},
+    },
     "drafters": {"numpy", "torch", "safetensors", *_CONTRACTS},
     "drafters/training": {"torch", "safetensors", "drafters"},
     "engine_trt": {"numpy", *_CONTRACTS},
@@ -69,7 +73,8 @@ ALLOWED = {
         *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune", "spec_planner.bench"},
         "spec_planner.train",
         # doctor looks at what would be loaded, without loading it
-        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model", "block_quant")},
+        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model")},
+        "spec_planner.graphs.block_quant",
         *{"spec_planner.engines.threads", "spec_planner.engines.adapter", "torch", "drafters.training.trainee"},
     },
     "spec_planner/demo": {
@@ -90,7 +95,8 @@ ALLOWED = {
     "spec_planner/shipped_drafters.py": {"spec_planner.resources"},
     "spec_planner/drafter_choice.py": {
         *{"spec_planner.config", "spec_planner.shipped_drafters", "spec_planner.decoding", "drafters"},
-        *{f"spec_planner.engines.{name}" for name in ("identity", "block_quant", "default_model")},
+        *{f"spec_planner.engines.{name}" for name in ("identity", "default_model")},
+        "spec_planner.graphs.block_quant",
     },
 }
 HEAVY = {"rclpy", "torch", "tensorrt", "onnxruntime", "openvino", "transformers", "spec_planner_msgs"}

@@ -110,7 +110,7 @@ def torch_weight_bytes(directory: Path, config: DecoderConfig, precision: str) -
 
 def exported_weight_bytes(directory: Path, config: DecoderConfig, precision: str, num_layers: int | None = None) -> int:
     """The exported weights: matrices in blocks, vectors and the rotary tables in float32; all or some layers."""
-    from ..engines.block_quant import PRECISION_BITS, matrix_bytes, stored_precision
+    from ..graphs.block_quant import PRECISION_BITS, matrix_bytes, stored_precision
 
     layer_bits, outer_bits = PRECISION_BITS[stored_precision(precision)]
     total = 2 * config.context_length * (config.head_dim // 2) * 4

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..decoding.contracts import Incompatible, PromptInput, TargetInfo
 from ..decoding.draft_tree import DraftTree
 from ..decoding.sampling import NumericError
-from .block_quant import dequantise, stored_precision
+from ..graphs.block_quant import dequantise, stored_precision
 from .host_cache import HostCache
 from .onnx_graphs import GraphDirectory, Report, ensure_graph
 from .passes import DECODE_WIDTHS, Extents, PassRows, check_context, rows_of

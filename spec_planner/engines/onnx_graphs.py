@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..graphs.weights import LAYOUT, WeightFile
 from .cache import cache_directory, locked, make_once
 from .decoder_config import DecoderConfig, ModelError, read_decoder_config
-from .onnx_weights import LAYOUT, WeightFile
 
 Report = Callable[[str], None]
 _SAMPLES, _SAMPLE_BYTES = 64, 65_536  # of each weights file, for the key

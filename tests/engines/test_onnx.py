@@ -22,12 +22,12 @@ from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.sampling import NumericError
 from spec_planner.engines import onnx_target
-from spec_planner.engines.block_quant import dequantise, quantise
 from spec_planner.engines.decoder_config import ModelError
 from spec_planner.engines.exported_target import HostOutput
 from spec_planner.engines.host_cache import HostCache
 from spec_planner.engines.onnx_target import OnnxTarget
 from spec_planner.engines.torch_target import TorchTarget
+from spec_planner.graphs.block_quant import dequantise, quantise
 from tests.models import load_onnx, make_tiny_model
 
 from .test_decoder import CASES

@@ -23,12 +23,21 @@ _ALIGNMENT = 4096  # a page, so that the file can be mapped
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one tensor lies: ``dtype`` is "float32" or "uint8"; offset and length in bytes."""
+    """Where one tensor lies: ``dtype`` is NumPy's name, or that of ml_dtypes; offset and length in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
     length: int
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        try:
+            return np.dtype(self.dtype)
+        except TypeError:  # bfloat16, 8-bit floats, 4-bit numbers
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, self.dtype))
 
 
 class WeightWriter:
@@ -71,7 +80,7 @@ class WeightFile:
     def read(self, name: str) -> NDArray:
         """A tensor, mapped read-only rather than copied."""
         stored = self.table[name]
-        return np.memmap(self._path, stored.dtype, "r", stored.offset, stored.shape)
+        return np.memmap(self._path, stored.numpy_dtype, "r", stored.offset, stored.shape)
 
     def read_blocks(self, name: str) -> Blocks:
         """A matrix that was written with ``bits``."""

@@ -10,8 +10,7 @@ Shapes: n rows of one pass, d hidden, h / g query / key-value heads, e head_dim,
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -61,14 +60,14 @@ class Decoder:
         cos, sin = rope_tables(config, capacity)
         self.cos, self.sin = cos.to(device, dtype)[:, None], sin.to(device, dtype)[:, None]  # [capacity, 1, e]
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, start: int, mask: torch.Tensor, cache: KVCache,
-                feature_layers: tuple[int, ...] = ()) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
-        """Run one pass; keys and values of row i land in slot start + i.
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor,
+                cache: KVCache, feature_layers: Sequence[int] = (),
+                ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
+        """Run one pass. All that differs between passes of one shape is in tensors, so a pass can be recorded.
 
         Args:
-            ids, positions: int64 [n].
-            start: first cache slot to write.
-            mask: bool [n, S], S ≥ start + n; True where row i may look.
+            ids, positions, slots: int64 [n]; keys and values of row i land in slots[i].
+            mask: bool [n, S], S above every slot; True where row i may look.
             feature_layers: which hidden states to return, as Hugging Face ``hidden_states`` indices
                 (0 embedding, l + 1 after layer l, num_layers after the final norm).
 
@@ -84,7 +83,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             if index in feature_layers:
                 tapped[index] = hidden
-            hidden = layer.forward(hidden, cos, sin, start, folded_mask, cache.keys[index], cache.values[index])
+            hidden = layer.forward(hidden, cos, sin, slots, folded_mask, cache.keys[index], cache.values[index])
         hidden = F.rms_norm(hidden, (config.hidden_size,), self.final_norm, config.norm_epsilon)
         if config.num_layers in feature_layers:
             tapped[config.num_layers] = hidden
@@ -94,7 +93,7 @@ class Decoder:
         """A decoder of the first layers only, sharing every tensor with this one."""
         smaller = copy.copy(self)
         smaller.layers = self.layers[:num_layers]
-        smaller.config = dataclasses.replace(self.config, num_layers=len(smaller.layers))
+        smaller.config = self.config.first_layers(num_layers)
         return smaller
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -131,7 +130,7 @@ class _Layer:
     def tensors(self) -> list[torch.Tensor]:
         return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
-    def forward(self, hidden, cos, sin, start: int, mask, keys, values):
+    def forward(self, hidden, cos, sin, slots, mask, keys, values):
         config, n = self.config, hidden.shape[0]
         h, g, e, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.norm_epsilon
         x = F.rms_norm(hidden, (config.hidden_size,), self.input_norm, eps)
@@ -141,8 +140,8 @@ class _Layer:
             query = F.rms_norm(query, (e,), self.q_norm, eps)
             key = F.rms_norm(key, (e,), self.k_norm, eps)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        keys[:, start : start + n] = key.transpose(0, 1)  # [g, n, e]
-        values[:, start : start + n] = value.transpose(0, 1)
+        keys.index_copy_(1, slots, key.transpose(0, 1))  # [g, n, e]
+        values.index_copy_(1, slots, value.transpose(0, 1))
         visible = mask.shape[1]
         # Query head j·group + r reads key head j: fold r into rows → [g, group · n, e].
         folded = query.view(n, g, h // g, e).permute(1, 2, 0, 3).reshape(1, g, -1, e)

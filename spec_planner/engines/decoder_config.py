@@ -7,7 +7,7 @@ Parsed by hand: the few fields a decoder needs moved between transformers 4 and 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 class ModelError(ValueError):
     """A model directory cannot be used; the message says what is wrong, where, and what to do."""
+
+
+class EngineUnavailable(ModelError):
+    """A library that an engine needs is missing or too old; the message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class DecoderConfig:
     rope_theta: float
     rope_type: str = "default"
     rope_parameters: dict[str, Any] = field(default_factory=dict)
+
+    def first_layers(self, num_layers: int) -> DecoderConfig:
+        """The same network with at most ``num_layers`` layers."""
+        return replace(self, num_layers=min(num_layers, self.num_layers))
 
 
 def read_decoder_config(directory: Path) -> DecoderConfig:

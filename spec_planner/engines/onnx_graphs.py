@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..graphs.weights import LAYOUT, WeightFile
 from .cache import cache_directory, locked, make_once
-from .decoder_config import DecoderConfig, ModelError, read_decoder_config
+from .decoder_config import DecoderConfig, EngineUnavailable, read_decoder_config
 
 Report = Callable[[str], None]
 _SAMPLES, _SAMPLE_BYTES = 64, 65_536  # of each weights file, for the key
@@ -50,7 +50,9 @@ def ensure_graph(model: Path, precision: str, report: Report = lambda line: None
         try:
             from .onnx_export import write_weights
         except ImportError as error:
-            raise ModelError(f"exporting to ONNX needs the package {error.name}: pip install it, once") from error
+            raise EngineUnavailable(
+                f"exporting to ONNX needs the package {error.name}: pip install it, once"
+            ) from error
         report(f"exporting {model.name} to ONNX in {precision} (once)")
         write_weights(model, precision, scratch)
         _write_graph(scratch / f"decoder-{config.num_layers}.onnx", config, WeightFile(scratch), config.num_layers)

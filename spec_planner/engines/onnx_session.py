@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
 from .decoder_config import ModelError
+from .exported_target import ExportedSession
 from .host_cache import HostCache
+from .host_output import HostOutput
 from .onnx_graphs import GraphDirectory
 from .pass_inputs import PassInputs
 from .passes import EXTENT_STEP, PassRows
+from .session_target import first_moved
 
 
-class OnnxSession:
-    """Runs passes of any number of rows."""
+class OnnxSession(ExportedSession):
+    """A ``Session`` (see ``session_target.py``)."""
+
+    library = "onnxruntime"
 
     def __init__(self, graphs: GraphDirectory, num_layers: int, capacity: int, threads: int) -> None:
         """Raises ``ModelError`` when ONNX Runtime will not load the graph."""
-        self._num_layers = num_layers
+        super().__init__(graphs, num_layers, capacity, onnxruntime.__version__)
         path = graphs.graph(num_layers)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads  # 0: one per core
@@ -40,20 +43,20 @@ class OnnxSession:
             raise ModelError(
                 f"ONNX Runtime cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
             ) from error
-        self.cache = HostCache(graphs.config, num_layers, capacity)
         # By (rows, scored rows, tapped layers), for the current extent.
         self._bindings: dict[tuple[int, int, tuple[int, ...]], _Binding] = {}
 
-    def run(self, rows: PassRows, scored: Sequence[int], hidden_layers: Sequence[int]) -> list[NDArray[np.float32]]:
-        """See ``exported_target.Session``. The results lie in ONNX Runtime's own memory, which they keep alive."""
+    def run(self, rows: PassRows, scored: Sequence[int], hidden_layers: Sequence[int], wanted: int) -> HostOutput:
+        """See ``session_target.Session``. The results lie in ONNX Runtime's own memory, which they keep alive."""
         # An output once bound stays bound, so a binding serves one choice of tapped layers only.
         key = (len(rows.ids), len(scored), tuple(hidden_layers))
         if key not in self._bindings:
             self._bindings[key] = _Binding(self._session, self.cache, self._num_layers, *key)
-        return [value.numpy() for value in self._bindings[key].run(rows, scored)]
+        logits, *hidden = [value.numpy() for value in self._bindings[key].run(rows, scored)]
+        return HostOutput(logits[:wanted], hidden)
 
     def make_room(self, needed: int, keep: int) -> int:
-        """See ``exported_target.Session``. The extent follows the context upwards at once and downwards with a step's
+        """See ``session_target.Session``. The extent follows the context upwards at once and downwards with a step's
         delay, so that passes of changing width do not move the cache to and fro.
         """
         if needed > self.cache.extent or needed < self.cache.extent - EXTENT_STEP:
@@ -62,8 +65,8 @@ class OnnxSession:
         return self.cache.extent
 
     def keep(self, start: int, path: Sequence[int]) -> None:
-        """See ``exported_target.Session``. Row i's keys are in slot start + i already, where most belong."""
-        moved = next((i for i, row in enumerate(path) if row != i), len(path))
+        """See ``session_target.Session``. Row i's keys are in slot start + i already, where most belong."""
+        moved = first_moved(path)
         if moved < len(path):
             self.cache.move([start + row for row in path[moved:]], start + moved)
 

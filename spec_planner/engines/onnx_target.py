@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnxruntime
 
-from .decoder_config import ModelError
+from .decoder_config import EngineUnavailable
 from .exported_target import ExportedTarget
 from .onnx_graphs import GraphDirectory
 from .onnx_session import OnnxSession
@@ -18,9 +18,9 @@ class OnnxTarget(ExportedTarget):
     engine = "onnx"
 
     @classmethod
-    def _check_library(cls) -> None:
+    def check_library(cls) -> None:
         if tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) < _OLDEST:
-            raise ModelError(
+            raise EngineUnavailable(
                 f"engine 'onnx' needs onnxruntime {'.'.join(map(str, _OLDEST))} or newer and found "
                 f"{onnxruntime.__version__}: pip install --upgrade onnxruntime"
             )
@@ -28,6 +28,3 @@ class OnnxTarget(ExportedTarget):
     def _open(self, graphs: GraphDirectory, num_layers: int, capacity: int, precision: str,
               threads: int) -> OnnxSession:  # fmt: skip
         return OnnxSession(graphs, num_layers, capacity, threads)
-
-    def _versions(self) -> dict[str, str]:
-        return {"onnxruntime": onnxruntime.__version__}

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import openvino as ov
 import openvino.opset15 as operators
-from numpy.typing import NDArray
 from openvino.frontend import NodeContext
 from openvino.frontend.onnx import ConversionExtension
 
 from .decoder_config import ModelError
-from .host_cache import HostCache
+from .exported_target import ExportedSession
+from .host_output import HostOutput
 from .onnx_graphs import GraphDirectory
 from .pass_inputs import PassInputs
 from .passes import PassRows
@@ -29,12 +29,14 @@ from .passes import PassRows
 _ACTIVATION_GROUP = 32
 
 
-class OpenVinoSession:
-    """Runs passes of any number of rows, one at a time."""
+class OpenVinoSession(ExportedSession):
+    """A ``Session`` (see ``session_target.py``)."""
+
+    library = "openvino"
 
     def __init__(self, graphs: GraphDirectory, num_layers: int, capacity: int, precision: str, threads: int) -> None:
         """Raises ``ModelError`` when OpenVINO will not load the graph."""
-        self._num_layers = num_layers
+        super().__init__(graphs, num_layers, capacity, ov.__version__)
         path = graphs.graph(num_layers)
         try:
             core = ov.Core()
@@ -47,30 +49,29 @@ class OpenVinoSession:
                 f"OpenVINO cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
             ) from error
         self._request = self._compiled.create_infer_request()
-        self.cache = HostCache(graphs.config, num_layers, capacity)
-        self._vocabulary_size = graphs.config.vocabulary_size
         self._bound: tuple[int, int, int] | None = None  # rows, scored rows, extent of the arrays the request has
 
     def make_room(self, needed: int, keep: int) -> int:
-        """See ``exported_target.Session``. The extent depends on the pass only, not on those before it."""
+        """See ``session_target.Session``. The extent depends on the pass only, not on those before it."""
         if needed != self.cache.extent:
             self.cache.resize(needed, keep)
         return needed
 
-    def run(self, rows: PassRows, scored: Sequence[int], hidden_layers: Sequence[int]) -> list[NDArray[np.float32]]:
-        """See ``exported_target.Session``."""
+    def run(self, rows: PassRows, scored: Sequence[int], hidden_layers: Sequence[int], wanted: int) -> HostOutput:
+        """See ``session_target.Session``."""
         shape = (len(rows.ids), len(scored), self.cache.extent)
         if shape != self._bound:
             self._bind(*shape)
         self._inputs.write(rows, scored)
-        logits = np.empty((len(scored), self._vocabulary_size), dtype=np.float32)
+        logits = np.empty((len(scored), self._graphs.config.vocabulary_size), dtype=np.float32)
         self._request.set_output_tensor(0, ov.Tensor(logits, shared_memory=True))
         self._request.infer()
         first = 1 + 2 * self._num_layers
-        return [logits, *(self._request.get_output_tensor(first + layer).data.copy() for layer in hidden_layers)]
+        hidden = [self._request.get_output_tensor(first + layer).data.copy() for layer in hidden_layers]
+        return HostOutput(logits[:wanted], hidden)
 
     def keep(self, start: int, path: Sequence[int]) -> None:
-        """See ``exported_target.Session``."""
+        """See ``session_target.Session``."""
         self.cache.view()[:, :, start : start + len(path)] = self._new_rows[:, :, list(path)]
 
     def _bind(self, width: int, scored: int, extent: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import openvino
 
-from .decoder_config import ModelError
+from .decoder_config import EngineUnavailable
 from .exported_target import ExportedTarget
 from .onnx_graphs import GraphDirectory
 from .openvino_session import OpenVinoSession
@@ -25,9 +25,9 @@ class OpenVinoTarget(ExportedTarget):
     extent_step = BITWISE_EXTENT_STEP
 
     @classmethod
-    def _check_library(cls) -> None:
+    def check_library(cls) -> None:
         if tuple(int(part) for part in openvino.__version__.split(".")[:2]) < _OLDEST:
-            raise ModelError(
+            raise EngineUnavailable(
                 f"engine 'openvino' needs openvino {'.'.join(map(str, _OLDEST))} or newer and found "
                 f"{openvino.__version__}: pip install --upgrade openvino"
             )
@@ -35,6 +35,3 @@ class OpenVinoTarget(ExportedTarget):
     def _open(self, graphs: GraphDirectory, num_layers: int, capacity: int, precision: str,
               threads: int) -> OpenVinoSession:  # fmt: skip
         return OpenVinoSession(graphs, num_layers, capacity, precision, threads)
-
-    def _versions(self) -> dict[str, str]:
-        return {"openvino": openvino.__version__}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from spec_planner.engines.table_target import TableTarget
+from spec_planner.engines.torch_graphs import GraphedTorchSession
+from spec_planner.engines.torch_target import TorchTarget
 from tests.decoding.toys import logits_of
 from tests.models import load_onnx, load_openvino, make_tiny_model
 
@@ -23,18 +26,69 @@ class TestTableTarget(TargetSuite):
 class TestTorchTarget(ModelTargetSuite):
     @pytest.fixture(scope="class")
     def target(self, family, tmp_path_factory):
-        from spec_planner.engines.torch_target import TorchTarget
-
         directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
         return TorchTarget.load(directory, context_length=128, device="cpu")
+
+
+def replayed(target: TorchTarget) -> TorchTarget:
+    """``target`` with its passes recorded as on a GPU, but replayed by running them again over the same inputs."""
+
+    def rerun(compute):
+        results = compute()
+
+        def replay():
+            for result, again in zip(results, compute(), strict=True):
+                result.copy_(again)
+
+        return replay, results
+
+    session = target._session
+    target._session = GraphedTorchSession(session.decoder, target._extents.capacity, target._widths, rerun)
+    return target
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"], scope="class")
+class TestReplayedTorchTarget(ModelTargetSuite):
+    @pytest.fixture(scope="class")
+    def target(self, family, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return replayed(TorchTarget.load(directory, context_length=128, device="cpu"))
+
+
+class TestReplayedTorchTargetBitwise(BitwiseSuite):
+    @pytest.fixture(scope="class")
+    def target(self, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+        return replayed(TorchTarget.load(directory, context_length=640, device="cpu", pass_width=8))
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"], scope="class")
+class TestTorchTargetOnAGpu(ModelTargetSuite):
+    tolerance = 2e-3
+
+    @pytest.fixture(scope="class")
+    def target(self, family, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return TorchTarget.load(directory, context_length=128, device="cuda")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"], scope="class")
+class TestTorchTargetOnAGpuBitwise(BitwiseSuite):
+    @pytest.fixture(scope="class")
+    def target(self, precision, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+        return TorchTarget.load(directory, context_length=640, device="cuda", precision=precision, pass_width=8)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"], scope="class")
 class TestTorchTargetBitwise(BitwiseSuite):
     @pytest.fixture(scope="class")
     def target(self, precision, tmp_path_factory):
-        from spec_planner.engines.torch_target import TorchTarget
-
         directory = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
         return TorchTarget.load(directory, context_length=640, device="cpu", precision=precision, pass_width=8)
 

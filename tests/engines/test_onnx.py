@@ -23,8 +23,8 @@ from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.sampling import NumericError
 from spec_planner.engines import onnx_target
 from spec_planner.engines.decoder_config import ModelError
-from spec_planner.engines.exported_target import HostOutput
 from spec_planner.engines.host_cache import HostCache
+from spec_planner.engines.host_output import HostOutput
 from spec_planner.engines.onnx_target import OnnxTarget
 from spec_planner.engines.torch_target import TorchTarget
 from spec_planner.graphs.block_quant import dequantise, quantise

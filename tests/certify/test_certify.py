@@ -113,7 +113,7 @@ def test_an_off_by_one_in_the_commit_is_caught(model):
             moved = len(path) > 1
             super().commit(path)
             if moved:  # the last accepted node's keys come from the slot before it
-                self._cache.move(self._one(self._length - 2), self._length - 1)
+                self._session._cache.move(self._one(self._length - 2), self._length - 1)
 
         def _one(self, slot):
             import torch
@@ -133,8 +133,9 @@ def test_a_tree_commit_that_keeps_the_wrong_branch_is_caught(model):
             length, wanted = self._length, len(path)
             super().commit(path)
             if list(path) != list(range(wanted)):  # forget to move: the first branch's keys stay
+                keys = self._session._cache.keys
                 for i in range(1, wanted):
-                    self._cache.keys[:, :, length + i] = self._cache.keys[:, :, length]
+                    keys[:, :, length + i] = keys[:, :, length]
 
     target = WrongBranch(load(model)._decoder, 256, "wrong branch", "float32")
     drafter = ModelDrafter(load(model).first_layers(1, 256), siblings=3)

@@ -84,6 +84,8 @@ setup(
         # `spec-planner finetune` and `spec-planner tasks`: on the machine that trains, not on the robot.
         "finetune": ["peft>=0.13"],
         "tasks": ["unified-planning>=1.1", "up-pyperplan>=1.1"],
+        # `spec-planner bench engines`: llama.cpp, built from source, to compare with, and the plot.
+        "bench": ["gguf>=0.10", "llama-cpp-python>=0.3.36", "matplotlib>=3.8"],
         "test": ["pytest>=7"],
     },
     entry_points={"console_scripts": [f"{command} = {function}" for command, function in COMMANDS.items()]},

@@ -40,7 +40,7 @@ CASES = {  # pass width (None: any), extent step
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", default="torch")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--positions", type=int, default=160)
     parser.add_argument("--threads", type=int, default=0)

@@ -28,9 +28,13 @@ from torch.nn import functional as F
 from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, Incompatible, Target
 from spec_planner.decoding.draft_tree import DraftTree
 
+from .compiled.base import Compiling
+from .compiled.dflash import CompiledDFlash
 from .draft_head import DraftHead, read_draft_tokens
+from .draft_net import BlockNet
+from .graphs.net_graphs import Compile
 from .nets.dflash_net import DFlashNet, load_dflash
-from .nets.layers import distinct_bytes, module_bytes
+from .nets.layers import as_borrowed, distinct_bytes
 from .tree_growth.marginals import Shape, draft_from_marginals
 
 
@@ -41,14 +45,14 @@ class DFlashDrafter:
         embedding, head: the target's, [V, d] each; used where they lie.
         shape: "chain", "best-first", or rank paths, most valuable first (``tree_growth/static.py``).
         draft_tokens: what of ``head`` is read, a copy of these rows (``draft_head.py``); None: all.
+        compiling: run the network as a graph; None: in torch.
     """
 
     name = "dflash"
 
     def __init__(self, net: DFlashNet, embedding: Any, head: Any, shape: Shape = "chain",
-                 draft_tokens: Sequence[int] | None = None) -> None:  # fmt: skip
-        self._net, self._shape = net, shape
-        config = net.config
+                 draft_tokens: Sequence[int] | None = None, compiling: Compiling | None = None) -> None:  # fmt: skip
+        self._shape, config = shape, net.config
         size = (config.vocabulary_size, config.hidden_size)
         for what, lent in (("embedding", embedding), ("head", head)):
             if tuple(lent.shape) != size:
@@ -56,8 +60,11 @@ class DFlashDrafter:
                     f"drafter {self.name!r} was made for a target whose {what} is {list(size)} but this one's is "
                     f"{list(lent.shape)}: use a drafter trained for this target"
                 )
-        self._embedding, self._head = torch.as_tensor(embedding), DraftHead(head, draft_tokens)
-        self._cache = net.new_cache()
+        self._embedding, self._head = as_borrowed(embedding), DraftHead(head, draft_tokens)
+        self._net: BlockNet = net
+        if compiling is not None:
+            self._net = CompiledDFlash(net, self._head, compiling)
+        self._cache = self._net.new_cache()
         layers = sorted(set(config.feature_layers))
         self._order = [layers.index(layer) for layer in config.feature_layers]
         self.requirements = DrafterRequirements(
@@ -69,21 +76,23 @@ class DFlashDrafter:
         )
 
     @classmethod
-    def load(cls, source: Path, target: Target, shape: Shape = "chain") -> DFlashDrafter:
+    def load(cls, source: Path, target: Target, shape: Shape = "chain",
+             compiler: Compile | None = None) -> DFlashDrafter:  # fmt: skip
         """A published directory for ``target``, in the type and on the device of the target's own embedding.
 
         Raises:
             CheckpointError: the directory cannot be used.
             Incompatible: it was made for another target.
         """
-        embedding, head = torch.as_tensor(target.lend("embedding")), torch.as_tensor(target.lend("head"))
+        embedding, head = as_borrowed(target.lend("embedding")), as_borrowed(target.lend("head"))
         net = load_dflash(source, embedding.dtype, embedding.device)
-        return cls(net, embedding, head, shape, read_draft_tokens(source, target.info.vocabulary_size))
+        kept = read_draft_tokens(source, target.info.vocabulary_size)
+        return cls(net, embedding, head, shape, kept, Compiling.of(compiler, target.info))
 
     @property
     def own_bytes(self) -> int:
         """Weights and draft cache that are this drafter's."""
-        return module_bytes(self._net) + self._head.own_bytes + self._cache.num_bytes
+        return self._net.num_bytes + self._head.own_bytes + self._cache.num_bytes
 
     @property
     def borrowed_bytes(self) -> int:
@@ -97,28 +106,24 @@ class DFlashDrafter:
     def observe(self, committed_ids: Sequence[int], features: Any) -> None:
         if features is None:
             raise Incompatible(f"drafter {self.name!r} reads hidden states and got none: tap its feature_layers")
-        place = self._net.fc.weight
+        place = self._net.place
         rows = torch.as_tensor(features)[:, self._order].to(device=place.device, dtype=place.dtype)
         self._net.follow(rows, self._cache)
 
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
-        logits = self._head.spread(self._logits(self._slots(stem, budget)))
+        logits = self._head.spread(self._guess(stem, budget)[1])
         return draft_from_marginals(stem, list(logits), budget, self._cache.length, sampler, self._shape)
 
     def close(self) -> None:
         del self._net, self._cache, self._embedding, self._head
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden [n, d] of slots → float32 [n, V_d], of the tokens kept."""
-        return self._net.logits(hidden, self._head.weight, self._head.kept)
-
-    def _slots(self, stem: Sequence[int], budget: int) -> torch.Tensor:
-        """Hidden [depth, d] of the slots that guess what follows ``stem``, as many as ``budget`` can use."""
+    def _guess(self, stem: Sequence[int], budget: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden [depth, d] of the slots that guess what follows ``stem``, as many as ``budget`` can use, and their
+        logits float32 [depth, V_d], of the tokens kept."""
         config = self._net.config
         ids = [*stem, *[config.mask_token_id] * (config.block_size - 1)]
-        rows = F.embedding(torch.tensor(ids, device=self._embedding.device), self._embedding)
-        rows = rows.to(self._net.fc.weight.dtype)
-        hidden = self._net(rows, self._cache, anchor=len(stem) - 1)
-        first = len(stem) - config.shift
-        return hidden[first : first + budget]
+        rows = F.embedding(torch.tensor(ids, device=self._embedding.device), self._embedding).to(self._net.place.dtype)
+        first, anchor = len(stem) - config.shift, len(stem) - 1
+        asked = slice(first, min(first + budget, len(ids)))
+        return self._net.guess(rows, self._cache, anchor, asked, self._head.weight, self._head.kept)

@@ -28,9 +28,12 @@ from spec_planner.decoding.contracts import DraftSampler, Target
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
+from .compiled.base import Compiling
 from .dflash import DFlashDrafter
 from .draft_head import DraftHead, read_draft_tokens
+from .graphs.net_graphs import Compile
 from .nets.dflash2_net import DFlash2Net, PathSelector, load_dflash2
+from .nets.layers import as_borrowed
 from .tree_growth.marginals import Shape, draft_from_marginals
 from .tree_growth.selector_beam import grow_beam
 
@@ -43,7 +46,7 @@ class DFlash2Drafter(DFlashDrafter):
     """Drafts with a DFlash 2 network.
 
     Args:
-        embedding, head, draft_tokens: as for ``DFlashDrafter``.
+        embedding, head, draft_tokens, compiling: as for ``DFlashDrafter``.
         shape: "chain", "beam", "best-first", or rank paths, most valuable first.
         beam_width: branches that a beam follows per slot.
     """
@@ -51,23 +54,25 @@ class DFlash2Drafter(DFlashDrafter):
     name = "dflash2"
 
     def __init__(self, net: DFlash2Net, embedding: Any, head: Any, shape: SelectorShape = "chain",
-                 beam_width: int = 4, draft_tokens: Sequence[int] | None = None) -> None:  # fmt: skip
+                 beam_width: int = 4, draft_tokens: Sequence[int] | None = None,
+                 compiling: Compiling | None = None) -> None:  # fmt: skip
         if beam_width < 1:
             raise ValueError(f"a beam follows at least 1 branch, got {beam_width}")
-        super().__init__(net, embedding, head, "best-first" if shape == "beam" else shape, draft_tokens)
+        super().__init__(net, embedding, head, "best-first" if shape == "beam" else shape, draft_tokens, compiling)
         self._selector, self._beam_width = net.candidate_selector, beam_width if shape == "beam" else 0
 
     @classmethod
-    def load(cls, source: Path, target: Target, shape: SelectorShape = "chain", beam_width: int = 4) -> DFlash2Drafter:
-        embedding, head = torch.as_tensor(target.lend("embedding")), torch.as_tensor(target.lend("head"))
+    def load(cls, source: Path, target: Target, shape: SelectorShape = "chain", beam_width: int = 4,
+             compiler: Compile | None = None) -> DFlash2Drafter:  # fmt: skip
+        embedding, head = as_borrowed(target.lend("embedding")), as_borrowed(target.lend("head"))
         net = load_dflash2(source, embedding.dtype, embedding.device)
         kept = read_draft_tokens(source, target.info.vocabulary_size)
-        return cls(net, embedding, head, shape, beam_width, kept)
+        return cls(net, embedding, head, shape, beam_width, kept, Compiling.of(compiler, target.info))
 
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
-        hidden = self._slots(stem, budget)
-        lattice = Lattice(self._selector, hidden, self._logits(hidden), stem[-1], self._head)
+        hidden, logits = self._guess(stem, budget)
+        lattice = Lattice(self._selector, hidden, logits, stem[-1], self._head)
         selecting = _SelectorSampler(sampler, lattice, len(stem))
         shape = self._shape
         if self._beam_width:

@@ -57,6 +57,11 @@ class DraftHead:
         """The weights that are read where the target holds them."""
         return [self.weight] if self.borrows else []
 
+    def give_up_rows(self) -> None:
+        """Forget the copied rows: a compiled network has them. What is lent stays."""
+        if not self.borrows:
+            self.weight = self.weight[:0].clone()
+
     def logits(self, hidden: torch.Tensor) -> NDArray[np.float32]:
         """hidden [..., d] → logits [..., V]."""
         return self.spread(F.linear(hidden.to(self.weight.dtype), self.weight))

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, PromptInput, Target, TargetInfo
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
+
+if TYPE_CHECKING:
+    from .graphs.net_graphs import Compile
 
 # Committed ids are fed with the next anchor to save a pass, but a prompt is fed as it comes, chunk by chunk.
 _FEED_AT_ONCE = 32
@@ -63,8 +66,11 @@ class ModelDrafter:
         self._fed: list[int] = []  # what the network's KV holds; may run astray after a rejected draft
 
     @staticmethod
-    def load(source: Path, target: Target, siblings: int = 1) -> ModelDrafter:
+    def load(source: Path, target: Target, siblings: int = 1, compiler: Compile | None = None) -> ModelDrafter:
         """A draft model distilled from ``target``, stored without the embedding and head that it borrows.
+
+        Args:
+            compiler: run the network as a graph; None: in torch.
 
         Raises:
             CheckpointError: the checkpoint cannot be used, or was made for another target.
@@ -72,6 +78,12 @@ class ModelDrafter:
         from .nets.draft_model_net import DraftModel  # here, because other networks need no torch
 
         net = DraftModel.load(source, target)
+        if compiler is not None:
+            from .compiled.base import Compiling
+            from .compiled.draft_model import CompiledDraftModel
+
+            compiled = CompiledDraftModel(net.net, net.head, Compiling.of(compiler, target.info))
+            net = DraftModel(compiled, net.head, net.info.name, net.info.context_length)
         return ModelDrafter(net, siblings, net.borrows, net.borrowed_bytes)
 
     @property

@@ -28,10 +28,14 @@ from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
 from .checkpoint import CheckpointError, detect, load_strict, read_config, read_tensors
+from .compiled.base import Compiling
+from .compiled.eagle import CompiledEagle
 from .draft_head import DraftHead, read_draft_tokens
+from .draft_net import Cache, EagleNet
+from .graphs.net_graphs import Compile
 from .nets.eagle1_net import Eagle1Net
 from .nets.eagle3_net import Eagle3Net
-from .nets.layers import KVCache, as_borrowed, causal_mask, distinct_bytes, is_copy, module_bytes, tree_mask
+from .nets.layers import as_borrowed, causal_mask, distinct_bytes, is_copy, tree_mask
 from .tree_growth.dynamic import Start, chain_shape, grow_likeliest, grow_shape, sampled_shape
 from .vocab_map import VocabularyMap
 
@@ -55,11 +59,11 @@ class EagleDrafter:
         borrowed: weights lent by the target.
     """
 
-    def __init__(self, net: Net, feature_layers: Sequence[int], vocabulary: VocabularyMap, top_k: int = 1,
+    def __init__(self, net: EagleNet, feature_layers: Sequence[int], vocabulary: VocabularyMap, top_k: int = 1,
                  depth: int = 8, borrowed: Sequence[str] = ()) -> None:  # fmt: skip
         if top_k < 1 or depth < 1:
             raise ValueError(f"EAGLE needs top_k and depth of at least 1, got {top_k} and {depth}")
-        self.name = "eagle3" if isinstance(net, Eagle3Net) else "eagle1"  # EAGLE-2 is EAGLE-1 with a tree
+        self.name = net.kind  # EAGLE-2 is EAGLE-1 with a tree
         self._net, self._vocabulary, self._top_k, self._depth = net, vocabulary, top_k, depth
         tapped = sorted(set(feature_layers))
         self._order = [tapped.index(layer) for layer in feature_layers]
@@ -71,22 +75,23 @@ class EagleDrafter:
             draws_trees=top_k > 1,
         )
         self._device, self._dtype = net.embedding.device, net.embedding.dtype
-        self._cache = KVCache(
-            net.num_layers, net.sizes.num_kv_heads, net.sizes.head_dim, dtype=self._dtype, device=self._device
-        )
+        self._cache = net.new_cache()
         self._features = torch.zeros((0, net.hidden_size), dtype=self._dtype, device=self._device)  # grows by doubling
         self._ids: list[int] = []
         self._ahead: int | None = None  # the anchor that completed the last row, where that row has been run
-        self._last = self._features[:0]  # and what it put out, [1, d]
+        self._last = self._features[:0]  # and what it put out, [1, d],
+        self._after = np.zeros(0, np.float32)  # and its logits [V_d]
 
     @staticmethod
     def load(directory: Path, target: Target, top_k: int = 1, depth: int = 8,
-             feature_layers: Sequence[int] | None = None) -> EagleDrafter:  # fmt: skip
+             feature_layers: Sequence[int] | None = None, compiler: Compile | None = None,
+             ) -> EagleDrafter:  # fmt: skip
         """Load a published checkpoint (SafeAILab, speculators, SpecForge, ModelOpt) for ``target``.
 
         Args:
             feature_layers: Hugging Face indices to read instead of those the checkpoint names: converted checkpoints
                 have been published that are off by one.
+            compiler: run the network as a graph (``compiled/``); None: in torch.
 
         Raises:
             CheckpointError: the checkpoint is no complete EAGLE drafter, or not one for such a target.
@@ -126,13 +131,15 @@ class EagleDrafter:
         net.to(net.embedding.dtype)
         load_strict(net, tensors, _rename, directory, ignore=[*_IGNORED, *(names[name] for name in copies)])
         net.to(net.embedding.device).requires_grad_(False)
-        return EagleDrafter(net, layers, vocabulary, top_k, depth, borrowed)
+        compiling = Compiling.of(compiler, target.info)
+        asked = net if compiling is None else CompiledEagle(net, "head" in borrowed, compiling)
+        return EagleDrafter(asked, layers, vocabulary, top_k, depth, borrowed)
 
     @property
     def own_bytes(self) -> int:
         """Memory of the drafter alone: weights, KV cache and kept features, now."""
         own = [tensor for name, tensor in self._shared.items() if name not in self.requirements.borrows]
-        return module_bytes(self._net) + self._cache.num_bytes + distinct_bytes([self._features, *own])
+        return self._net.num_bytes + self._cache.num_bytes + distinct_bytes([self._features, *own])
 
     @property
     def borrowed_bytes(self) -> int:
@@ -163,7 +170,7 @@ class EagleDrafter:
         self._ahead = None
         self._ids.extend(committed_ids)
         if len(self._ids) - 1 - self._cache.length >= _RUN_AT_ONCE:
-            self._run_committed(self._ids[self._cache.length + 1 :])
+            self._run_committed(self._ids[self._cache.length + 1 :], slice(0))
 
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
@@ -174,9 +181,10 @@ class EagleDrafter:
             return bare
         if self._ahead != stem[0]:
             self._cache.truncate(length - 1)
-            self._last = self._run_committed([*self._ids[self._cache.length + 1 :], stem[0]])
+            rest = [*self._ids[self._cache.length + 1 :], stem[0]]
+            self._last, (self._after,) = self._run_committed(rest, slice(-1, None))
             self._ahead = stem[0]
-        rows = _DraftRows(self._net, self._cache, self._vocabulary, self._last)
+        rows = _DraftRows(self._net, self._cache, self._vocabulary, self._last, self._after)
         try:
             start = Start(stem, length, rows.follow(stem[1:]))
             depth = min(self._depth, budget)
@@ -199,30 +207,32 @@ class EagleDrafter:
             self._features = larger
         self._features[start:end] = fused
 
-    def _run_committed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Run the next rows over true features, completed by ``tokens``; what the last puts out, [1, d]."""
-        start, count = self._cache.length, len(tokens)
-        ids = torch.tensor(tokens, device=self._device)
-        positions = torch.arange(start, start + count, device=self._device)
-        mask = causal_mask(count, start, self._device)
-        output: torch.Tensor = self._net(ids, self._features[start : start + count], positions, mask, self._cache)
-        return output[-1:]
+    def _run_committed(self, tokens: Sequence[int], scored: slice) -> tuple[torch.Tensor, NDArray[np.float32]]:
+        """Run the next rows over true features, completed by ``tokens``; what the last puts out, [1, d], and logits."""
+        start, end = self._cache.length, self._cache.length + len(tokens)
+        mask = causal_mask(len(tokens), start, self._device) if len(tokens) > 1 else None
+        hidden, positions = self._features[start:end], range(start, end)
+        output, logits = self._net.step(tokens, hidden, positions, mask, self._cache, scored)
+        return output[-1:], logits
 
 
 class _DraftRows:
     """Rows of one draft. Each reads its parent's output and sees the committed rows, the stem's and its ancestors."""
 
-    def __init__(self, net: Net, cache: KVCache, vocabulary: VocabularyMap, last: torch.Tensor) -> None:
+    def __init__(self, net: EagleNet, cache: Cache, vocabulary: VocabularyMap, last: torch.Tensor,
+                 after: NDArray[np.float32]) -> None:  # fmt: skip
         self._net, self._cache, self._vocabulary = net, cache, vocabulary
-        self._outputs = [last]  # [1, d]; of the stem's end, then of every row of the tree
+        self._outputs, self._after = [last], after  # [1, d]; of the stem's end, then of every row of the tree
         self._seen: list[list[int]] = [[]]  # slots of a row and its ancestors in the tree; likewise
 
     def follow(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run the rest of the stem; logits [V] after it."""
         for token in tokens:
-            self._outputs = [self._run([token], self._outputs[0], [self._cache.length], None)]
+            at = [self._cache.length]
+            output, (self._after,) = self._net.step([token], self._outputs[0], at, None, self._cache, slice(None))
+            self._outputs = [output]
         self._base = self._cache.length
-        return self._logits(self._outputs[0])[0]
+        return self._vocabulary.spread(self._after)
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> list[NDArray[np.float32]]:
         """Run a level of the tree; see ``tree_growth.dynamic.Expand``."""
@@ -230,19 +240,11 @@ class _DraftRows:
         seen = [[*self._seen[parent + 1], first + i] for i, parent in enumerate(parents)]
         mask = tree_mask(seen, self._base, first + len(tokens), self._outputs[0].device)
         hidden = torch.cat([self._outputs[parent + 1] for parent in parents])
-        output = self._run(tokens, hidden, [self._base + len(slots) - 1 for slots in seen], mask)
+        positions = [self._base + len(slots) - 1 for slots in seen]
+        output, logits = self._net.step(tokens, hidden, positions, mask, self._cache, slice(None))
         self._outputs += output.split(1)
         self._seen += seen
-        return self._logits(output)
-
-    def _run(self, tokens: Sequence[int], hidden: torch.Tensor, positions: list[int],
-             mask: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
-        ids, places = (torch.tensor(values, device=hidden.device) for values in (tokens, positions))
-        output: torch.Tensor = self._net(ids, hidden, places, mask, self._cache)
-        return output
-
-    def _logits(self, output: torch.Tensor) -> list[NDArray[np.float32]]:
-        return [self._vocabulary.spread(row) for row in self._net.logits(output).float().cpu().numpy()]
+        return [self._vocabulary.spread(row) for row in logits]
 
 
 def _rename(name: str) -> str:

@@ -55,8 +55,9 @@ def checkpoint_bytes(directory: Path, target: Path, precision: str, rows: int) -
     kept = read_draft_tokens(directory, size) or range(size)
     if len(kept) < size:  # their rows, and no copy of the head that EAGLE-1 may bring
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
-    quantized = precision.startswith("int")
-    dtype = torch.float32 if quantized else getattr(torch, precision)
+    named = getattr(torch, precision, None)
+    dtype = named if isinstance(named, torch.dtype) and named.is_floating_point else torch.float32
+    quantized = dtype is not named
     if kind in _EAGLE and not quantized:  # rounded to integers, the target's weights are not what was copied
         for name in [name for name in shapes if _is_copy(name, kind, directory, target, dtype)]:
             del shapes[name]
@@ -67,6 +68,19 @@ def checkpoint_bytes(directory: Path, target: Path, precision: str, rows: int) -
     cached = sum((2 if _KEYS.fullmatch(name) else bool(_LATENT.fullmatch(name))) * shapes[name][0] for name in shapes)
     states = _STATES.get(kind, 0) * hidden_size
     return (values + rows * (2 * cached + states)) * dtype.itemsize
+
+
+def lent_names(directory: Path) -> tuple[str, ...]:
+    """Which of the target's embedding and head the drafter in ``directory`` asks for, all of it or a few rows.
+
+    Raises:
+        CheckpointError: as ``checkpoint_bytes``.
+    """
+    kind = detect(directory)
+    if kind == "medusa":
+        return ("head",)
+    own_head = kind == "eagle3" and any(name.endswith("lm_head.weight") for name, _ in _shapes(directory))
+    return ("embedding",) if own_head else ("embedding", "head")
 
 
 def _is_own(name: str, kind: str, config: Mapping[str, Any]) -> bool:

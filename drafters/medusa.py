@@ -28,8 +28,12 @@ from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, I
 from spec_planner.decoding.draft_tree import DraftTree
 
 from .checkpoint import CheckpointError, read_config
+from .compiled.base import Compiling
+from .compiled.medusa import CompiledMedusa
 from .draft_head import DraftHead, read_draft_tokens
-from .nets.layers import distinct_bytes, module_bytes
+from .draft_net import MedusaHeads
+from .graphs.net_graphs import Compile
+from .nets.layers import as_borrowed, distinct_bytes
 from .nets.medusa_net import MedusaNet, load_medusa
 from .tree_growth.best_first import Path as RankPath
 from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
@@ -46,6 +50,7 @@ class MedusaDrafter:
         shape: "chain", "best-first", or rank paths, most valuable first (``tree_growth/static.py``).
         accuracy: one row per head; draw the trees that accept most under it, and no other shape.
         draft_tokens: what of ``lent`` is read (``draft_head.py``); None: all.
+        compiling: run the heads as a graph; None: in torch.
     """
 
     name = "medusa"
@@ -53,13 +58,16 @@ class MedusaDrafter:
     def __init__(
         self, net: MedusaNet, target: TargetInfo, lent: Any = None, shape: Shape = "chain",
         accuracy: Accuracy | None = None, draft_tokens: Sequence[int] | None = None,
+        compiling: Compiling | None = None,
     ) -> None:  # fmt: skip
         if net.borrows_head and lent is None:
             raise ValueError("these Medusa heads have no output of their own: lend them the target's head")
-        self._net, self._shape, self._accuracy = net, shape, accuracy
+        self._shape, self._accuracy = shape, accuracy
         self._trees: dict[tuple[int, int], tuple[RankPath, ...]] = {}  # by number of heads and budget
         self._head = DraftHead(lent, draft_tokens) if net.borrows_head else None
-        self._place = next(net.parameters())
+        self._net: MedusaHeads = net
+        if compiling is not None:
+            self._net = CompiledMedusa(net, self._head, compiling)
         self._states: list[torch.Tensor] = []  # h(i) of every committed token, each [d]
         self.requirements = DrafterRequirements(
             feature_layers=(target.num_layers,),
@@ -70,7 +78,8 @@ class MedusaDrafter:
         )
 
     @staticmethod
-    def load(source: Path, target: Target, shape: Shape | Literal["stored"] = "chain") -> MedusaDrafter:
+    def load(source: Path, target: Target, shape: Shape | Literal["stored"] = "chain",
+             compiler: Compile | None = None) -> MedusaDrafter:  # fmt: skip
         """Published heads for ``target``, in the type and on the device of the target's own head.
 
         Args:
@@ -79,18 +88,18 @@ class MedusaDrafter:
         Raises:
             CheckpointError: the checkpoint cannot be used, or was made for another target.
         """
-        head = torch.as_tensor(target.lend("head"))
+        head = as_borrowed(target.lend("head"))
         info = target.info
         net = load_medusa(source, info.hidden_size, info.vocabulary_size, head.dtype, head.device)
         kept = read_draft_tokens(source, info.vocabulary_size, net.borrows_head)
         tree = stored_tree(source, len(net)) if shape == "stored" else (shape, None)
-        return MedusaDrafter(net, info, head, *tree, kept)
+        return MedusaDrafter(net, info, head, *tree, kept, Compiling.of(compiler, info))
 
     @property
     def own_bytes(self) -> int:
         """Weights and hidden states that are this drafter's."""
         rows = 0 if self._head is None else self._head.own_bytes
-        return module_bytes(self._net) + rows + sum(state.nbytes for state in self._states)
+        return self._net.num_bytes + rows + sum(state.nbytes for state in self._states)
 
     @property
     def borrowed_bytes(self) -> int:
@@ -106,7 +115,7 @@ class MedusaDrafter:
             raise Incompatible(
                 f"drafter {self.name!r} needs hidden states and got none: tap the target's feature_layers"
             )
-        rows = torch.as_tensor(features)[:, 0].to(device=self._place.device, dtype=self._place.dtype)
+        rows = torch.as_tensor(features)[:, 0].to(device=self._net.place.device, dtype=self._net.place.dtype)
         self._states.extend(rows.unbind())
 
     @torch.inference_mode()
@@ -131,7 +140,7 @@ class MedusaDrafter:
 
     def close(self) -> None:
         self._states.clear()
-        del self._net, self._head, self._place
+        del self._net, self._head
 
 
 def stored_tree(source: Path, num_heads: int) -> tuple[Shape, Accuracy | None]:

@@ -30,8 +30,12 @@ from spec_planner.decoding.contracts import DrafterRequirements, DraftSampler, I
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.sampling import Law
 
+from .compiled.base import Compiling
+from .compiled.mtp import CompiledMtp, CompiledParallelHeads
 from .draft_head import DraftHead, read_draft_tokens
-from .nets.layers import causal_mask, distinct_bytes, module_bytes
+from .draft_net import ModulesNet, ParallelNet
+from .graphs.net_graphs import Compile
+from .nets.layers import as_borrowed, distinct_bytes
 from .nets.mtp_layouts import Recursion, load_mtp, load_parallel_heads
 from .nets.mtp_net import MtpNet, ParallelHeads
 from .tree_growth.marginals import Shape, draft_from_marginals, stem_alone
@@ -45,18 +49,15 @@ class _Follower:
     name = "mtp"
     _lends: str  # what it reads of the target besides the head
 
-    def __init__(
-        self, net: torch.nn.Module, target: Target, layer: int, draws_trees: bool, kept: Sequence[int] | None
-    ) -> None:
-        self._net = net
-        self._lent, self._head = torch.as_tensor(target.lend(self._lends)), DraftHead(target.lend("head"), kept)
-        self._place = next(net.parameters())
+    def __init__(self, hidden_size: int, target: Target, layer: int, draws_trees: bool,
+                 kept: Sequence[int] | None) -> None:  # fmt: skip
+        self._lent, self._head = as_borrowed(target.lend(self._lends)), DraftHead(target.lend("head"), kept)
         self._ids: list[int] = []
         self._states: list[torch.Tensor] = []  # of every committed token, each [d]
         self.requirements = DrafterRequirements(
             feature_layers=(layer,),
             vocabulary_size=self._head.vocabulary.size,
-            hidden_size=net.hidden_size,
+            hidden_size=hidden_size,
             borrows=(self._lends, *self._head.borrows),
             draws_trees=draws_trees,
         )
@@ -65,7 +66,7 @@ class _Follower:
     def own_bytes(self) -> int:
         """Weights, caches and hidden states that are this drafter's."""
         caches, states = (cache.num_bytes for cache in self._caches), (state.nbytes for state in self._states)
-        return module_bytes(self._net) + self._head.own_bytes + sum(states) + sum(caches)
+        return self._net.num_bytes + self._head.own_bytes + sum(states) + sum(caches)
 
     @property
     def borrowed_bytes(self) -> int:
@@ -75,43 +76,46 @@ class _Follower:
     def _remember(self, committed_ids: Sequence[int], features: Any) -> None:
         if features is None:
             raise Incompatible(f"drafter {self.name!r} reads hidden states and got none: tap its feature_layers")
-        rows = torch.as_tensor(features)[:, 0].to(device=self._place.device, dtype=self._place.dtype)
+        rows = torch.as_tensor(features)[:, 0].to(device=self._net.place.device, dtype=self._net.place.dtype)
         self._ids.extend(committed_ids)
         self._states.extend(rows.unbind())
 
     def close(self) -> None:
         self._ids.clear()
         self._states.clear()
-        del self._net, self._lent, self._head, self._place, self._caches
+        del self._net, self._lent, self._head, self._caches
 
 
 class MtpDrafter(_Follower):
     """Drafts with sequential modules: a chain, or a comb of ``siblings`` alternatives per position.
 
     With one module the number of draft tokens is the budget's; with D modules it is at most D. ``draft_tokens``: what
-    of the target's head is read (``draft_head.py``); None: all.
+    of the target's head is read (``draft_head.py``); None: all. ``compiler``: runs the modules as graphs; None: torch.
     """
 
     _lends = "embedding"
 
-    def __init__(
-        self, net: MtpNet, target: Target, siblings: int = 1, draft_tokens: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, net: MtpNet, target: Target, siblings: int = 1, draft_tokens: Sequence[int] | None = None,
+                 compiler: Compile | None = None) -> None:  # fmt: skip
         if siblings < 1:
             raise ValueError(f"an MTP drafter needs at least 1 candidate per position, got {siblings}")
-        super().__init__(net, target, target.info.num_layers, siblings > 1, draft_tokens)
-        self._siblings, self._caches = siblings, net.new_caches()
+        super().__init__(net.hidden_size, target, target.info.num_layers, siblings > 1, draft_tokens)
+        self._net: ModulesNet = net
+        if (compiling := Compiling.of(compiler, target.info)) is not None:
+            self._net = CompiledMtp(net, self._head, compiling)
+        self._siblings, self._caches = siblings, self._net.new_caches()
 
     @staticmethod
-    def load(source: Path, target: Target, siblings: int = 1, recursion: Recursion = "normed") -> MtpDrafter:
+    def load(source: Path, target: Target, siblings: int = 1, recursion: Recursion = "normed",
+             compiler: Compile | None = None) -> MtpDrafter:  # fmt: skip
         """The modules published inside ``target``'s checkpoint, or alone.
 
         Raises:
             CheckpointError: the checkpoint holds none that can be used.
         """
-        lent = torch.as_tensor(target.lend("embedding"))
+        lent = as_borrowed(target.lend("embedding"))
         net = load_mtp(source, lent.dtype, lent.device, recursion)
-        return MtpDrafter(net, target, siblings, read_draft_tokens(source, target.info.vocabulary_size))
+        return MtpDrafter(net, target, siblings, read_draft_tokens(source, target.info.vocabulary_size), compiler)
 
     def truncate(self, length: int) -> None:
         del self._ids[length:], self._states[length:]
@@ -140,10 +144,11 @@ class MtpDrafter(_Follower):
         node, branch = forced, list(stem)
         for step in range(forced + depth):
             module = step if num_modules > 1 else 0
-            hidden, read = self._run(module, hidden, ahead[step : step + len(hidden)], start + 1 + step)
-            if step < forced:
+            at, read = start + 1 + step, ahead[step : step + len(hidden)]
+            hidden, logits = self._run(module, hidden, read, at, None if step < forced else self._head.weight)
+            if logits is None:
                 continue
-            laws[node] = sampler.law(self._head.logits(read[-1]), branch)
+            laws[node] = sampler.law(self._head.spread(logits[0]), branch)
             count = min(self._siblings, len(stem) + budget - len(tokens))
             at, slot, law = len(self._ids) + step + 1, len(tokens), laws[node]
             picked = [sampler.pick(law, at, slot)] if count == 1 else sampler.pick_siblings(law, count, at, slot)
@@ -170,17 +175,11 @@ class MtpDrafter(_Follower):
         for depth in range(len(self._net)):
             hidden, _ = self._run(depth, hidden, self._ids[first + 1 + depth : end + 1 + depth], first + 1 + depth)
 
-    def _run(
-        self, depth: int, hidden: torch.Tensor, tokens: Sequence[int], position: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, depth: int, hidden: torch.Tensor, tokens: Sequence[int], position: int,
+             head: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Rows behind module ``depth``'s cache, the first of which reads the token at ``position``."""
-        cache, count, device = self._caches[depth], len(tokens), self._place.device
-        embedded = F.embedding(torch.tensor(tokens, device=device), self._lent)
-        positions = torch.arange(position, position + count, device=device)
-        mask = causal_mask(count, cache.length, device) if count > 1 else None
-        result = self._net.step(depth, hidden, embedded, positions, mask, cache)
-        cache.advance(count)
-        return result
+        embedded = F.embedding(torch.tensor(tokens, device=self._lent.device), self._lent)
+        return self._net.guess(depth, hidden, embedded, position, self._caches[depth], head)
 
 
 class ParallelMtpDrafter(_Follower):
@@ -189,22 +188,26 @@ class ParallelMtpDrafter(_Follower):
     name = "mtp-parallel"
     _lends = "final_norm"
 
-    def __init__(
-        self, net: ParallelHeads, target: Target, shape: Shape = "chain", draft_tokens: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(net, target, target.info.num_layers - 1, shape != "chain", draft_tokens)
-        self._shape, self._caches = shape, [net.new_cache()]
+    def __init__(self, net: ParallelHeads, target: Target, shape: Shape = "chain",
+                 draft_tokens: Sequence[int] | None = None, compiler: Compile | None = None) -> None:  # fmt: skip
+        super().__init__(net.hidden_size, target, target.info.num_layers - 1, shape != "chain", draft_tokens)
+        self._net: ParallelNet = net
+        if (compiling := Compiling.of(compiler, target.info)) is not None:
+            self._net = CompiledParallelHeads(net, self._lent, self._head, compiling)
+        self._shape, self._caches = shape, [self._net.new_cache()]
 
     @staticmethod
-    def load(source: Path, target: Target, shape: Shape = "chain") -> ParallelMtpDrafter:
+    def load(source: Path, target: Target, shape: Shape = "chain",
+             compiler: Compile | None = None) -> ParallelMtpDrafter:  # fmt: skip
         """The extra heads published inside ``target``'s checkpoint, or alone.
 
         Raises:
             CheckpointError: the checkpoint holds none that can be used.
         """
-        lent = torch.as_tensor(target.lend("head"))
+        lent = as_borrowed(target.lend("head"))
         net = load_parallel_heads(source, lent.dtype, lent.device)
-        return ParallelMtpDrafter(net, target, shape, read_draft_tokens(source, target.info.vocabulary_size))
+        kept = read_draft_tokens(source, target.info.vocabulary_size)
+        return ParallelMtpDrafter(net, target, shape, kept, compiler)
 
     def truncate(self, length: int) -> None:
         del self._ids[length:], self._states[length:]
@@ -214,7 +217,8 @@ class ParallelMtpDrafter(_Follower):
     def observe(self, committed_ids: Sequence[int], features: Any) -> None:
         self._remember(committed_ids, features)
         if len(self._ids) - self._caches[0].length >= _FEED_AT_ONCE:
-            self._follow(range(0))
+            cache, rows = self._rest()
+            self._net.follow(rows, cache)
 
     @torch.inference_mode()
     def draft(self, stem: Sequence[int], budget: int, sampler: DraftSampler) -> DraftTree:
@@ -222,11 +226,13 @@ class ParallelMtpDrafter(_Follower):
         heads = range(forced, min(len(self._net), forced + budget))
         if not heads or not self._ids:
             return stem_alone(stem, sampler)
-        logits = self._head.logits(self._net.normed(self._follow(heads), self._lent))
+        cache, rows = self._rest()
+        logits = self._head.spread(self._net.guess(rows, heads, cache, self._lent, self._head.weight))
         return draft_from_marginals(stem, list(logits), budget, len(self._ids), sampler, self._shape)
 
-    def _follow(self, heads: range) -> torch.Tensor:
-        """Bring the cache up to the last committed token, which is asked again if it was followed before."""
+    def _rest(self) -> tuple[Any, torch.Tensor]:
+        """The cache, and the rows that bring it up to the last committed token, which is asked again if it was
+        followed before."""
         cache = self._caches[0]
         cache.truncate(len(self._states) - 1)
-        return self._net.follow(torch.stack(self._states[cache.length :]), heads, cache)
+        return cache, torch.stack(self._states[cache.length :])

@@ -12,6 +12,8 @@ from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 from lifecycle_msgs.msg import Transition
 
+SETTINGS = ("model", "drafter", "engine", "precision", "engine_file", "scene_file")  # of the planner
+
 
 def generate_launch_description() -> LaunchDescription:
     default_params = PathJoinSubstitution([FindPackageShare("spec_planner"), "config", "planner.yaml"])
@@ -30,6 +32,24 @@ def generate_launch_description() -> LaunchDescription:
                 "before a drafter; empty leaves it to params_file.",
             ),
             DeclareLaunchArgument(
+                "engine",
+                default_value="",
+                description="auto, torch, onnx, openvino or tensorrt; auto tries them once and remembers the fastest; "
+                "empty leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
+                "precision",
+                default_value="",
+                description="float32, bfloat16, float16, int8, int4, fp8 or nvfp4, as far as the engine has it; empty "
+                "leaves it to params_file.",
+            ),
+            DeclareLaunchArgument(
+                "engine_file",
+                default_value="",
+                description="For engine tensorrt: the directory that spec-planner build wrote; empty leaves it to "
+                "params_file.",
+            ),
+            DeclareLaunchArgument(
                 "scene_file",
                 default_value="",
                 description="YAML scene for goals that bring none; empty leaves it to params_file.",
@@ -37,7 +57,7 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "params_file",
                 default_value=default_params,
-                description="YAML file of parameters; model, drafter and scene_file, if given, take precedence.",
+                description=f"YAML file of parameters; {', '.join(SETTINGS)}, if given, take precedence.",
             ),
             DeclareLaunchArgument(
                 "namespace", default_value="", description="Namespace of the node; its topics move along."
@@ -64,7 +84,7 @@ def generate_launch_description() -> LaunchDescription:
 
 def planner(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The node and what starts it; a function, because an empty argument must not become a parameter."""
-    given = {name: LaunchConfiguration(name).perform(context) for name in ("model", "drafter", "scene_file")}
+    given = {name: LaunchConfiguration(name).perform(context) for name in SETTINGS}
     node = LifecycleNode(
         package="spec_planner",
         executable="planner_node",

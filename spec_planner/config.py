@@ -7,13 +7,20 @@ from typing import Any
 
 from .decoding.sampling import SamplingParams
 
-ENGINES = ("auto", "torch", "onnx", "openvino")
+ENGINES = ("auto", "torch", "onnx", "openvino", "tensorrt")
 PRECISIONS_OF = {
     "torch": ("float32", "bfloat16", "float16"),
     "onnx": ("float32", "int8", "int4"),
     "openvino": ("float32", "bfloat16", "int8"),
+    "tensorrt": ("float16", "bfloat16", "float32", "int8", "int4", "fp8", "nvfp4"),
 }
+DEVICES_OF = {"torch": ("cpu", "cuda"), "onnx": ("cpu",), "openvino": ("cpu",), "tensorrt": ("cuda",)}
 PRECISIONS = tuple(dict.fromkeys(precision for offered in PRECISIONS_OF.values() for precision in offered))
+CPU_PRECISIONS = tuple(
+    precision
+    for precision in PRECISIONS
+    if any(precision in offered and "cpu" in DEVICES_OF[engine] for engine, offered in PRECISIONS_OF.items())
+)
 EXACTNESS = ("tokens", "bitwise")
 DRAFT_BUDGETS = ("fixed", "measured")
 DEVICES = ("auto", "cpu", "cuda")
@@ -61,7 +68,7 @@ class PlannerConfig:
         high=256,
     )
     num_draft_tokens: int = _setting(
-        7, "Most tokens drafted per verify pass; the pass scores one more.", low=1, high=63
+        15, "Most tokens drafted per verify pass; the pass scores one more.", low=1, high=63
     )
     draft_budget: str = _setting(
         "measured",
@@ -86,11 +93,20 @@ class PlannerConfig:
     )
     engine: str = _setting(
         "auto",
-        "What runs the target: torch, onnx (ONNX Runtime, CPU), openvino (CPU), or the first that has the precision.",
+        "What runs the target: torch; onnx (ONNX Runtime, CPU); openvino (CPU); tensorrt (GPU); or auto: on a GPU "
+        "tensorrt with an engine_file, else torch, and on the CPU what a short trial finds to be the fastest, which is "
+        "remembered.",
         choices=ENGINES,
     )
     precision: str = _setting(
-        "float32", "Compute type of the target; int8 and int4 are its weights only.", choices=PRECISIONS
+        "float32",
+        "Compute type of the target; int8 and int4 are its weights only, and fp8 and nvfp4 need a GPU that has them.",
+        choices=PRECISIONS,
+    )
+    engine_file: str = _setting(
+        "",
+        "For engine tensorrt: the directory that spec-planner build wrote; empty uses the engine built at the first "
+        "start for this model and GPU, and kept.",
     )
     device: str = _setting("auto", "Where the target runs; auto takes a GPU if torch sees one.", choices=DEVICES)
     threads: int = _setting(0, "CPU threads for the target; 0 lets the library choose.", low=0, high=1024)
@@ -134,21 +150,47 @@ class PlannerConfig:
                 "exactness 'bitwise' needs chains, because a tree keeps a token's keys in another slot while it is "
                 "verified: set draft_branches to 1"
             )
-        offered = PRECISIONS_OF[self.engine_name]
+        if self.engine != "auto":
+            self._check_engine(self.engine)
+        elif not self.engines:
+            raise ConfigError(
+                f"precision {self.precision!r} runs on a GPU only (engine tensorrt): set device to auto or cuda, or "
+                f"precision to one of {', '.join(CPU_PRECISIONS)}"
+            )
+        if self.engine_file and "tensorrt" not in self.engines:
+            raise ConfigError(
+                f"engine_file is for engine tensorrt, which engine {self.engine!r} on device {self.device!r} is not: "
+                f"leave engine_file empty"
+            )
+
+    def _check_engine(self, engine: str) -> None:
+        offered, places = PRECISIONS_OF[engine], DEVICES_OF[engine]
         if self.precision not in offered:
             raise ConfigError(
-                f"engine {self.engine_name!r} does not run in precision {self.precision!r}: set precision to one of "
+                f"engine {engine!r} does not run in precision {self.precision!r}: set precision to one of "
                 f"{', '.join(offered)}, or engine to auto"
             )
-        if self.engine_name in ("onnx", "openvino") and self.device == "cuda":
-            raise ConfigError(f"engine {self.engine_name!r} runs on the CPU only: set device to auto or cpu")
+        if self.device not in ("auto", *places):
+            where = "the CPU" if places == ("cpu",) else "a GPU"
+            raise ConfigError(f"engine {engine!r} runs on {where} only: set device to auto or {places[0]}")
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engine; where it is ``auto``, all that have the precision and run on the device."""
+        if self.engine != "auto":
+            return (self.engine,)
+        return tuple(
+            engine
+            for engine, offered in PRECISIONS_OF.items()
+            if self.precision in offered and self.device in ("auto", *DEVICES_OF[engine])
+        )
 
     @property
     def engine_name(self) -> str:
-        """The engine that ``auto`` comes to: torch where it has the precision."""
-        if self.engine != "auto":
-            return self.engine
-        return next(engine for engine, offered in PRECISIONS_OF.items() if self.precision in offered)
+        """The engine. ``auto`` is named when the planner is loaded (``engine_choice.py``); before that the first that
+        could be, for whoever only estimates.
+        """
+        return self.engines[0]
 
     @property
     def pass_width(self) -> int | None:

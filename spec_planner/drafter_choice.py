@@ -113,6 +113,20 @@ def drafter_bytes(config: PlannerConfig, target: Path, rows: int) -> int:
     return index + checkpoint_bytes(checkpoint, target, precision, rows)
 
 
+def lent_to_drafter(config: PlannerConfig, target: Path) -> tuple[str, ...]:
+    """Which of the target's embedding and head the drafter's checkpoint asks for; none where it is no checkpoint.
+
+    Raises:
+        ValueError: as ``drafter_bytes``.
+    """
+    checkpoint = drafter_checkpoint(config, target)
+    if checkpoint is None:
+        return ()
+    from drafters.footprint import lent_names  # which needs torch
+
+    return lent_names(checkpoint)
+
+
 def drafter_files(config: PlannerConfig, target: Path) -> tuple[str, list[Path]] | None:
     """The kind of the drafter that ``config`` names and the files that decide what it guesses; None if it has none.
 

@@ -1,13 +1,13 @@
-"""Configuration → running pipeline. The only file that knows every concrete class."""
+"""Configuration → running pipeline. It, ``target_loading.py`` and ``drafter_choice.py`` alone know concrete classes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafters.registry import drafter_class, graft, load_drafter
+from drafters.registry import drafter_class, graft
 
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
@@ -15,7 +15,9 @@ from .decoding.contracts import Drafter, Incompatible, check_compatible
 from .decoding.draft_budget import DraftBudget, FixedBudget
 from .decoding.exact_rules import get_rule
 from .decoding.measured_budget import MeasuredBudget
+from .draft_loading import load_network
 from .drafter_choice import GRAFT, check_fits, chosen, drafter_checkpoint
+from .engine_choice import chosen_engine
 from .engines.decoder_config import ModelError, read_decoder_config
 from .engines.default_model import model_directory
 from .engines.threads import share_the_cpu
@@ -23,23 +25,16 @@ from .language.plan import History, Scene, SkillSet
 from .language.scene import load_scene
 from .language.skills import load_skills
 from .language.tokenizer import Tokenizer
+from .memory.check import check_budget
 from .pipeline.plan_pipeline import PlanPipeline
 from .pipeline.types import PlanRequest
 from .shipped_drafters import TREES_OF
+from .target_loading import Report, load_target
 
 if TYPE_CHECKING:
-    from .engines.exported_target import ExportedTarget
-    from .engines.torch_target import TorchTarget
+    from .target_loading import ModelTarget
 
-    ModelTarget = TorchTarget | ExportedTarget
-
-Report = Callable[[str], None]
 _NO_HISTORY = History()
-_HOW_TO_INSTALL = {
-    "torch": "install it",
-    "onnx": "pip install onnx onnxruntime",
-    "openvino": "pip install onnx openvino",
-}
 
 
 def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) -> PlanPipeline:
@@ -58,8 +53,10 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     check_fits(config, rule)  # once more, where the drafter was left to us
     drafter_checkpoint(config, directory)  # before the weights are loaded
     tokenizer = Tokenizer(directory)
-    report(f"loading {directory.name} ({config.precision})")
-    target = _load_target(config, directory, report)
+    config = chosen_engine(config, directory, report)
+    check_budget(config, directory, report)
+    report(f"loading {directory.name} ({config.engine}, {config.precision})")
+    target = load_target(config, directory, report)
     drafter = build_drafter(config, target, report)
     budget = build_budget(config, drafter)
     return PlanPipeline(target, drafter, tokenizer, rule, budget, skills, prompt_examples(directory))
@@ -137,43 +134,6 @@ def find_rule(name: str) -> Rule:
     return get_rule(name)
 
 
-def _load_target(config: PlannerConfig, directory: Path, report: Report) -> ModelTarget:
-    try:
-        if config.engine_name != "torch":
-            return _exported_target(config.engine_name).load(
-                directory,
-                context_length=config.context_length,
-                precision=config.precision,
-                threads=config.threads,
-                pass_width=config.pass_width,
-                report=report,
-            )
-        from .engines.torch_target import TorchTarget
-    except ImportError as error:
-        raise ModelError(
-            f"engine {config.engine_name!r} needs the package {error.name}: {_HOW_TO_INSTALL[config.engine_name]}, "
-            f"then configure again"
-        ) from error
-    return TorchTarget.load(
-        directory,
-        context_length=config.context_length,
-        precision=config.precision,
-        device=config.device,
-        threads=config.threads,
-        pass_width=config.pass_width,
-    )
-
-
-def _exported_target(engine: str) -> type[ExportedTarget]:
-    if engine == "openvino":
-        from .engines.openvino_target import OpenVinoTarget
-
-        return OpenVinoTarget
-    from .engines.onnx_target import OnnxTarget
-
-    return OnnxTarget
-
-
 def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = lambda line: None) -> Drafter | None:
     """The drafter that ``config`` names, checked against ``target``; None for ``none``.
 
@@ -195,25 +155,11 @@ def build_drafter(config: PlannerConfig, target: ModelTarget, report: Report = l
             drafter = drafter_class("draft-model")(_draft_net(config, target, report), siblings=branches)
         else:
             report(f"loading drafter {checkpoint.name}")
-            drafter = _load_network(checkpoint, config, target, branches)
+            drafter = load_network(checkpoint, config, target, branches, report)
     if name != config.drafter:
         drafter = graft(drafter, branches)
     check_compatible(target.info, drafter)
     return drafter
-
-
-def _load_network(checkpoint: Path, config: PlannerConfig, target: ModelTarget, branches: int) -> Drafter:
-    try:
-        import torch
-
-        if config.threads:  # which another engine has kept to itself
-            torch.set_num_threads(config.threads)
-        return load_drafter(checkpoint, target, branches)
-    except ImportError as error:
-        raise ModelError(
-            f"drafter {config.drafter!r} needs the package {error.name}: install it, or set drafter to lookup, then "
-            f"configure again"
-        ) from error
 
 
 def _draft_net(config: PlannerConfig, target: ModelTarget, report: Report) -> ModelTarget:
@@ -226,4 +172,4 @@ def _draft_net(config: PlannerConfig, target: ModelTarget, report: Report) -> Mo
             f"draft model {directory} has another vocabulary than target {target_directory}: use one with the same"
         )
     report(f"loading draft model {directory.name}")
-    return _load_target(config, directory, report)
+    return load_target(replace(config, engine=target.info.engine, engine_file=""), directory, report)

@@ -57,7 +57,8 @@ def eagle(tmp_path) -> Path:
 
 
 def settings(model: Path, **changes) -> PlannerConfig:
-    return PlannerConfig(**{"model": str(model), "context_length": 1024, "num_draft_tokens": 5, **changes})
+    usual = {"model": str(model), "engine": "torch", "context_length": 1024, "num_draft_tokens": 5}
+    return PlannerConfig(**{**usual, **changes})
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle2", "lookup+eagle1"])
@@ -90,14 +91,14 @@ def test_auto_is_the_fastest_that_ships_for_the_model_and_else_lookup(shipped, e
 
 
 def test_what_is_chosen_must_fit_the_rule_too(shipped, model, monkeypatch):
-    monkeypatch.setattr("spec_planner.factory._load_target", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("spec_planner.factory.load_target", lambda *args: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="'traversal' needs a drafter that draws from a law of its own"):
         build_pipeline(settings(model, rule="traversal"))
 
 
 def test_a_drafter_for_another_model_is_refused_before_anything_is_loaded(shipped, eagle, model, monkeypatch):
     shipped(eagle, "eagle1", "adapter-0123")
-    monkeypatch.setattr("spec_planner.factory._load_target", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("spec_planner.factory.load_target", lambda *args: pytest.fail("loaded"))
     with pytest.raises(NotShipped, match="'eagle1' was trained for tiny-planner and the target in use is another"):
         build_pipeline(settings(model, drafter="eagle1"))
 
@@ -132,13 +133,14 @@ def test_a_shipped_drafter_that_does_not_say_its_target_is_refused(shipped, eagl
 
 def test_the_distilled_draft_model_is_taken_where_there_is_one(shipped, eagle, model, monkeypatch):
     loaded = []
-    monkeypatch.setattr("spec_planner.factory.load_drafter", lambda directory, *rest: loaded.append(directory))
+    monkeypatch.setattr("spec_planner.draft_loading.load_drafter", lambda directory, *rest: loaded.append(directory))
     monkeypatch.setattr("spec_planner.factory.check_compatible", lambda *args: None)
     monkeypatch.setattr("spec_planner.factory._draft_net", lambda *args: loaded.append("own layers"))
     monkeypatch.setattr("spec_planner.factory.drafter_class", lambda name: lambda net, siblings: net)
 
     class Target:
-        info = None
+        class info:
+            engine = "torch"
 
     assert find_shipped(DISTILLED, target_identity(model)) is None
     directory = shipped(eagle, "draft-model", target_identity(model))
@@ -160,7 +162,7 @@ def test_the_certificate_says_which_files_the_drafter_came_from(shipped, eagle, 
         "2",
     ]
     asked = ["--tokens", "4", "--temperature", "0", "--free-text", "--json"]
-    assert main(["certify", "--model", str(model), *given, *asked]) == 0
+    assert main(["certify", "--model", str(model), "--engine", "torch", *given, *asked]) == 0
     content = json.loads(capsys.readouterr().out)
     (drafter,) = content["drafters"]
     assert drafter["name"] == content["rows"][0]["drafter"].split(",")[0] == "lookup+eagle1"

@@ -17,21 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ..checkpoint import CheckpointError, load_strict, read_config, read_tensors
-from .layers import Attention, KVCache, Mask, RMSNorm, SwiGLU
+from .layers import Attention, DraftModule, KVCache, Mask, RMSNorm, SwiGLU
 from .rope import Rope
 
 Net = TypeVar("Net", bound="DFlashNet")
+Looking = tuple[Union[int, None], bool]  # noqa: UP007 (evaluated at run time): a layer's window, and whether causal
 
 # Frozen copies of the target's own weights that some exports carry, and tables that are computed.
 _NOT_OURS = ("embed_tokens.weight", "*lm_head.weight", "verifier_norm.weight", "d2t", "*rotary_emb.inv_freq")
-_UNREACHED = -1e4  # added to logits of tokens outside a reduced vocabulary: no chance, unless nothing else is allowed
+UNREACHED = -1e4  # added to logits of tokens outside a reduced vocabulary: no chance, unless nothing else is allowed
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class DFlashLayer(nn.Module):
         return hidden + self.feed_forward(self.post_attention_layernorm(hidden))
 
 
-class DFlashNet(nn.Module):
+class DFlashNet(DraftModule):
     """The network without embedding and head. Rows are [n, d]; the cache is the caller's."""
 
     def __init__(self, config: DFlashConfig, make_layer: Callable[[], DFlashLayer] | None = None) -> None:
@@ -207,9 +208,19 @@ class DFlashNet(nn.Module):
         ``anchor``: the row of the anchor; rows before it are tokens known without features. The cache keeps nothing.
         """
         positions = torch.arange(cache.length, cache.length + len(rows), device=rows.device)
-        kinds = list(zip(self.config.windows, self.config.causal, strict=True))
-        masks = {kind: self._mask(positions, cache.length, anchor, *kind) for kind in set(kinds)}
-        return self.run_blocks(rows, positions, [masks[kind] for kind in kinds], cache)
+        masks = {way: block_mask(self.config, positions, cache.length, anchor, way) for way in set(self.looking)}
+        return self.run_blocks(rows, positions, [masks[way] for way in self.looking], cache)
+
+    @property
+    def looking(self) -> list[Looking]:
+        """How each layer looks."""
+        return list(zip(self.config.windows, self.config.causal, strict=True))
+
+    def guess(self, rows: torch.Tensor, cache: KVCache, anchor: int, asked: slice, head: torch.Tensor,
+              kept: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """See ``draft_net.BlockNet``."""
+        hidden = self(rows, cache, anchor)[asked]
+        return hidden, self.logits(hidden, head, kept)
 
     def run_blocks(
         self, rows: torch.Tensor, positions: torch.Tensor, masks: Sequence[Mask], cache: KVCache
@@ -237,21 +248,23 @@ class DFlashNet(nn.Module):
             logits = torch.tanh(logits / config.logit_cap) * config.logit_cap
         if self.reachable is not None:
             reachable = self.reachable if kept is None else self.reachable[kept]
-            logits = torch.where(reachable, logits, logits + _UNREACHED)
+            logits = torch.where(reachable, logits, logits + UNREACHED)
         return logits
 
-    def _mask(self, rows: torch.Tensor, context: int, anchor: int, window: int | None,
-              causal: bool) -> torch.Tensor | None:  # fmt: skip
-        """bool [n, context + n], True where a row may look; None where it may look everywhere. Slots are positions."""
-        if window is None and not causal:
-            return None
-        row, slot = rows[:, None], torch.arange(context + len(rows), device=rows.device)[None]
-        seen = slot <= row if causal else torch.ones_like(slot <= row)
-        if window is not None and self.config.window_from_anchor:
-            seen &= slot >= context + anchor - window
-        elif window is not None:
-            seen &= (row - slot < window) & (slot - row < window)
-        return seen
+
+def block_mask(config: DFlashConfig, rows: torch.Tensor, context: int, anchor: int, way: Looking,
+               ) -> torch.Tensor | None:  # fmt: skip
+    """bool [n, context + n], True where a row may look; None where it may look everywhere. Slots are positions."""
+    window, causal = way
+    if window is None and not causal:
+        return None
+    row, slot = rows[:, None], torch.arange(context + len(rows), device=rows.device)[None]
+    seen = slot <= row if causal else torch.ones_like(slot <= row)
+    if window is not None and config.window_from_anchor:
+        seen &= slot >= context + anchor - window
+    elif window is not None:
+        seen &= (row - slot < window) & (slot - row < window)
+    return seen
 
 
 def load_dflash(source: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DFlashNet:

@@ -24,8 +24,10 @@ from spec_planner.decoding.contracts import PromptInput, Target, TargetInfo
 
 from ..checkpoint import CheckpointError, load_strict, read_config, read_tensors
 from ..draft_head import DraftHead, read_draft_tokens
+from ..draft_net import ModelNet
 from .layers import (
     DecoderLayer,
+    DraftModule,
     KVCache,
     LayerSizes,
     Mask,
@@ -33,12 +35,11 @@ from .layers import (
     as_borrowed,
     causal_mask,
     distinct_bytes,
-    module_bytes,
 )
 from .rope import Rope
 
 
-class DraftModelNet(nn.Module):
+class DraftModelNet(DraftModule):
     """Decoder layers and a final norm.
 
     Attributes:
@@ -57,6 +58,10 @@ class DraftModelNet(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(self.sizes, rope) for _ in range(int(config["num_hidden_layers"])))
         self.norm = RMSNorm(self.sizes.hidden_size, self.sizes.epsilon)
         self.embedding = torch.empty(0)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     def new_cache(self) -> KVCache:
         """An empty cache in the type and on the device of the weights."""
@@ -78,6 +83,13 @@ class DraftModelNet(nn.Module):
         result: torch.Tensor = self.norm(x)
         return result
 
+    def read(self, ids: torch.Tensor, cache: KVCache, head: torch.Tensor) -> torch.Tensor:
+        """See ``draft_net.ModelNet``."""
+        start, count, device = cache.length, len(ids), ids.device
+        mask = causal_mask(count, start, device) if count > 1 else None
+        positions, last = torch.arange(start, start + count, device=device), torch.tensor([count - 1], device=device)
+        return F.linear(self(ids, positions, mask, cache, last).to(head.dtype), head)
+
 
 class DraftModel:
     """``net``, whose embedding has been set, before ``head``, and what it has read.
@@ -85,9 +97,9 @@ class DraftModel:
     ``info.context_length`` is the target's: the cache grows as it is used, and past the target's end nothing is said.
     """
 
-    def __init__(self, net: DraftModelNet, head: DraftHead, name: str, context_length: int) -> None:
-        self._net, self._head, self._cache = net, head, net.new_cache()
-        place = net.norm.weight
+    def __init__(self, net: ModelNet, head: DraftHead, name: str, context_length: int) -> None:
+        self.net, self.head, self._cache = net, head, net.new_cache()
+        place = net.place
         self._info = TargetInfo(
             name=name,
             engine="torch",
@@ -95,11 +107,11 @@ class DraftModel:
             device=str(place.device),
             vocabulary_size=head.vocabulary.size,
             hidden_size=net.sizes.hidden_size,
-            num_layers=len(net.layers),
+            num_layers=net.num_layers,
             context_length=context_length,
             max_nodes=1,
             supports_tree=False,
-            weight_bytes=module_bytes(net) + head.own_bytes,
+            weight_bytes=net.num_bytes + head.own_bytes,
         )
 
     @staticmethod
@@ -141,12 +153,12 @@ class DraftModel:
     @property
     def borrows(self) -> tuple[str, ...]:
         """What of the target's it reads where it lies."""
-        return ("embedding", *self._head.borrows)
+        return ("embedding", *self.head.borrows)
 
     @property
     def borrowed_bytes(self) -> int:
         """Bytes of it."""
-        return distinct_bytes([self._net.embedding, *self._head.lent])
+        return distinct_bytes([self.net.embedding, *self.head.lent])
 
     @property
     def committed_length(self) -> int:
@@ -158,15 +170,11 @@ class DraftModel:
     @torch.inference_mode()
     def extend(self, prompt: PromptInput) -> DraftModelOutput:
         """Read and keep ``prompt``; the result holds the logits after its last token."""
-        start, count, device = self._cache.length, len(prompt.ids), self._net.embedding.device
-        ids = torch.tensor(prompt.ids, device=device)
-        mask = causal_mask(count, start, device) if count > 1 else None
-        positions, last = torch.arange(start, start + count, device=device), torch.tensor([count - 1], device=device)
-        read = self._net(ids, positions, mask, self._cache, last)
-        return DraftModelOutput(self._head.logits(read))
+        ids = torch.tensor(prompt.ids, device=self.net.embedding.device)
+        return DraftModelOutput(self.head.spread(self.net.read(ids, self._cache, self.head.weight)))
 
     def close(self) -> None:
-        del self._net, self._head, self._cache
+        del self.net, self.head, self._cache
 
 
 class DraftModelOutput:

@@ -12,18 +12,42 @@ The first layer has no input norm, and there is no norm at the end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from .layers import DecoderLayer, KVCache, LayerSizes, Mask
+from .layers import DecoderLayer, DraftModule, KVCache, LayerSizes, Mask
 from .rope import Rope
 
 
-class Eagle1Net(nn.Module):
+class EagleModule(DraftModule):
+    """What the drafter asks of an EAGLE network, whichever it is; see ``draft_net.EagleNet``."""
+
+    num_layers: int
+    sizes: LayerSizes
+    embedding: torch.Tensor
+
+    def new_cache(self) -> KVCache:
+        place = self.embedding
+        return KVCache(self.num_layers, self.sizes.num_kv_heads, self.sizes.head_dim, place.dtype, place.device)
+
+    def step(self, ids: Sequence[int], hidden: torch.Tensor, positions: Sequence[int], mask: torch.Tensor | None,
+             cache: KVCache, scored: slice) -> tuple[torch.Tensor, NDArray[np.float32]]:  # fmt: skip
+        tokens, places = (torch.tensor(values, device=hidden.device) for values in (ids, positions))
+        output: torch.Tensor = self(tokens, hidden, places, mask, cache)
+        return output, self.logits(output[scored]).float().cpu().numpy()
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        """Rows [n, d] that ``forward`` returned → logits [n, V_d]."""
+        raise NotImplementedError
+
+
+class Eagle1Net(EagleModule):
     """One decoder layer (or more) over fc([embedding ; feature]).
 
     Shapes: n rows, d hidden size of drafter and target alike, V tokens.
@@ -32,6 +56,7 @@ class Eagle1Net(nn.Module):
         embedding, head: [V, d], borrowed from the target: no parameters of this module.
     """
 
+    kind = "eagle1"
     num_features = 1
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str]) -> None:
@@ -68,6 +93,9 @@ class Eagle1Net(nn.Module):
         cache.advance(len(ids))
         return x
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        return self.head
+
     def logits(self, output: torch.Tensor) -> torch.Tensor:
-        """Rows [n, d] that ``forward`` returned → logits [n, V]."""
         return F.linear(output.to(self.head.dtype), self.head)

@@ -19,17 +19,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .eagle1_net import EagleModule
 from .layers import DecoderLayer, KVCache, LayerSizes, Mask, RMSNorm
 from .rope import Rope
 
 
-class Eagle3Net(nn.Module):
+class Eagle3Net(EagleModule):
     """Shapes: n rows, d hidden size, d_t the target's, m features per token, V tokens, V_d of them in the draft head.
 
     Attributes:
         embedding: [V, d], borrowed from the target, or the checkpoint's where it has one of its own.
         head: [V, d], borrowed, where the checkpoint brings no head and V_d = V.
     """
+
+    kind = "eagle3"
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str]) -> None:
         """``names``: tensors of the checkpoint, which say where there are biases, and whether there is a head.
@@ -107,7 +110,6 @@ class Eagle3Net(nn.Module):
         return result
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
-        """Rows [n, d] that ``forward`` returned → logits [n, V_d]."""
         head = self.head_weight
         return F.linear(self.before_head(output).to(head.dtype), head)
 

@@ -280,6 +280,19 @@ def as_borrowed(handle: Any) -> torch.Tensor:
         return torch.as_tensor(handle)
 
 
+class DraftModule(nn.Module):
+    """A draft network's own weights and where they are, as ``draft_net.py`` asks for them."""
+
+    @property
+    def num_bytes(self) -> int:
+        return module_bytes(self)
+
+    @property
+    def place(self) -> torch.Tensor:
+        """A tensor in the type and on the device of the rows it reads."""
+        return next(self.parameters())
+
+
 def module_bytes(module: nn.Module) -> int:
     """Bytes of the parameters and buffers that ``module`` owns, each storage counted once."""
     return distinct_bytes([*module.parameters(), *module.buffers()])

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..checkpoint import CheckpointError, load_strict, read_tensors
+from .layers import DraftModule
 
 # Files of heads alone, whole Medusa-2 models, and the same heads as vLLM stores them.
 _BLOCK = re.compile(
@@ -37,7 +38,7 @@ class ResidualBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class MedusaNet(nn.ModuleList):
+class MedusaNet(DraftModule, nn.ModuleList):
     """K heads, each a chain of residual blocks and, unless ``borrows_head``, an output matrix of its own."""
 
     def __init__(self, hidden_size: int, vocabulary_size: int, num_heads: int, num_layers: int = 1,

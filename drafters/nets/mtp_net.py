@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from .layers import KVCache, Mask, RMSNorm
+from .layers import DraftModule, KVCache, Mask, RMSNorm, causal_mask
 from .mtp_blocks import Block, Shapes
 
 
@@ -64,7 +65,7 @@ class MtpModule(nn.Module):
         return result
 
 
-class MtpNet(nn.Module):
+class MtpNet(DraftModule):
     """The modules of one target, in the order of their distance."""
 
     def __init__(self, config: Mapping[str, Any], shapes: list[Shapes], form: MtpForm) -> None:
@@ -88,8 +89,18 @@ class MtpNet(nn.Module):
         normed = module.norm(made)
         return (normed if self.form.recurse_normed else made), normed
 
+    def guess(self, depth: int, hidden: torch.Tensor, embedded: torch.Tensor, position: int, cache: KVCache,
+              head: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """See ``draft_net.ModulesNet``."""
+        count = len(hidden)
+        positions = torch.arange(position, position + count, device=hidden.device)
+        mask = causal_mask(count, cache.length, hidden.device) if count > 1 else None
+        following, read = self.step(depth, hidden, embedded, positions, mask, cache)
+        cache.advance(count)
+        return following, None if head is None else F.linear(read[-1:].to(head.dtype), head)
 
-class ParallelHeads(nn.Module):
+
+class ParallelHeads(DraftModule):
     """K decoder layers beside the target's last one; head k guesses the token k + 2 places on (the last layer: 1)."""
 
     def __init__(self, config: Mapping[str, Any], shapes: list[Shapes]) -> None:
@@ -104,11 +115,17 @@ class ParallelHeads(nn.Module):
         place, shape = self.heads[0].input_layernorm.weight, self.heads[0].self_attn.cache_shape
         return KVCache(len(self.heads), *shape, dtype=place.dtype, device=place.device)
 
-    def follow(self, trunk: torch.Tensor, wanted: range, cache: KVCache) -> torch.Tensor:
-        """Put ``trunk`` [n, d], what enters the target's last layer, behind the cache.
+    def follow(self, trunk: torch.Tensor, cache: KVCache) -> None:
+        """See ``draft_net.ParallelNet``; likewise ``guess``."""
+        self._at_last(trunk, range(0), cache)
 
-        Returns [len(wanted), d], the wanted heads at the last row.
-        """
+    def guess(self, trunk: torch.Tensor, wanted: range, cache: KVCache, final_norm: torch.Tensor,
+              head: torch.Tensor) -> torch.Tensor:  # fmt: skip
+        read = self.normed(self._at_last(trunk, wanted, cache), final_norm)
+        return F.linear(read.to(head.dtype), head)
+
+    def _at_last(self, trunk: torch.Tensor, wanted: range, cache: KVCache) -> torch.Tensor:
+        """Put ``trunk`` behind the cache; [len(wanted), d], the wanted heads at the last row."""
         positions = torch.arange(cache.length, cache.length + len(trunk), device=trunk.device)
         last = torch.tensor([len(trunk) - 1], device=trunk.device)
         return self(trunk, positions, last, None, wanted, cache)[:, 0]

@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import __version__
 from ..decoding.contracts import TargetInfo
+from ..machine import cpu_model
 from .certificate import Cell, Certificate, law_power
 
 
@@ -145,11 +146,7 @@ def file_hashes(paths: Iterable[Path], cancelled: Callable[[], bool] = lambda: F
 
 def machine() -> dict[str, str]:
     """Where the proof was run."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").is_file():
-        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = models[0].partition(":")[2].strip() if models else cpu
-    return {"cpu": cpu, "cores": str(os.cpu_count()), "system": platform.platform()}
+    return {"cpu": cpu_model(), "cores": str(os.cpu_count()), "system": platform.platform()}
 
 
 def versions(target: TargetInfo) -> dict[str, str]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from . import bench_drafters, bench_planner
+from . import bench_drafters, bench_engines, bench_planner
 
-HELP = "Measure plans, times and drafters, plain against speculative, in one run."
+HELP = "Measure plans, times, drafters and engines, plain against speculative, in one run."
 EXAMPLES = """\
 `spec-planner bench WHAT --help` says what WHAT measures.
 
 examples:
   spec-planner bench planner --quick
   spec-planner bench drafters --quick
+  spec-planner bench engines --quick
 """
-SUBJECTS = {"planner": bench_planner, "drafters": bench_drafters}
+SUBJECTS = {"planner": bench_planner, "drafters": bench_drafters, "engines": bench_engines}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

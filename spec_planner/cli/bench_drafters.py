@@ -78,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     measured, calibration = hold_back(tasks, count, min(CALIBRATION, max(len(tasks) // 4, 1)))
     with contextlib.redirect_stdout(sys.stderr):
         from ..drafter_choice import check_fits
+        from ..engine_choice import chosen_engine
         from ..factory import build_pipeline, find_rule, make_request, model_directory
 
         rule = find_rule(config.rule)
@@ -94,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
             )
 
         requests, to_choose_on = asked(measured), asked(calibration)
+        config = chosen_engine(config, directory, _say)  # with its drafter: the engine that plans, not another
         pipeline = build_pipeline(dataclasses.replace(config, drafter="none", draft_branches=1), _say)
     try:
         bench = Bench(pipeline, config)

@@ -68,10 +68,12 @@ def run(options: argparse.Namespace) -> int:
     progress = _Progress()
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints must not end up in the JSON
         from ..drafter_choice import chosen, drafter_files
+        from ..engine_choice import chosen_engine
         from ..factory import build_pipeline, make_request, model_directory, read_scene
 
         directory = model_directory(config.model, progress.say)
         names = list(dict.fromkeys(chosen(replace(config, drafter=name), directory).drafter for name in wanted))
+        config = chosen_engine(config, directory, progress.say)  # with its drafter: the engine that plans, not another
         pipeline = build_pipeline(replace(config, drafter="none"), progress.say)
     try:
         scene = read_scene(config, pipeline.skills)

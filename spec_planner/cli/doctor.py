@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import memory, probes
 from .probes import Problem
 from .settings import add_model_arguments, config_from
 
-if TYPE_CHECKING:
-    from ..config import PlannerConfig
-
-_REFUSED = "the planner would refuse to load it"
 HELP = "Say what is installed, what is missing and how to get it, and what the model needs in memory."
 EXAMPLES = """\
 examples:
@@ -50,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         problems += [problem] if problem else []
         problems += probes.engine_problems(config.engine_name)
         if directory and directory.is_dir():
-            report["memory"], found = memory_report(directory, config, report["devices"])
+            report["memory"], found = memory.report_of(directory, config)
             problems += found
     report = {"ok": not problems, "problems": [asdict(problem) for problem in problems], **report}
     print(json.dumps(report, ensure_ascii=False) if options.json else as_text(report))
@@ -81,62 +77,13 @@ def find_model(setting: str) -> tuple[Path | None, Problem | None]:
     return directory, None
 
 
-def memory_report(
-    directory: Path, config: PlannerConfig, devices: list[dict[str, Any]]
-) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """The budget beside what the machine has, in bytes; without the drafter where that is a problem."""
-    try:
-        need = memory.budget(directory, config)
-    except (ValueError, OSError) as error:
-        return None, [Problem(str(error), _REFUSED, "give a complete model directory of a supported family")]
-    drafter, problems = drafter_report(directory, config)
-    need = replace(need, drafter=drafter)
-    gpu = next((device for device in devices if str(device["name"]).startswith("cuda")), None)
-    on_gpu = gpu is not None and config.device in ("auto", "cuda")
-    available, total = (gpu["memory_available"], gpu["memory_total"]) if on_gpu and gpu else memory.available_bytes()
-    report = {
-        "device": gpu["name"] if on_gpu and gpu else "cpu",
-        "precision": config.precision,
-        "context_length": config.context_length,
-        **asdict(need),
-        "total": need.total,
-        "available": available,
-        "machine": total,
-        "fits": need.total <= available if available else None,
-    }
-    if report["fits"] is False:
-        have = f"{_gigabytes(available)} are available on {report['device']}"
-        what = f"the planner needs {_gigabytes(need.total)} and {have}"
-        fix = "use a smaller --precision, a shorter --context-length, or a smaller model"
-        problems.append(Problem(what, "it would be stopped for lack of memory", fix))
-    return report, problems
-
-
-def drafter_report(directory: Path, config: PlannerConfig) -> tuple[int, list[Problem]]:
-    """What the drafter takes of its own, in bytes; 0 where it cannot be used with the target in ``directory``."""
-    from ..drafter_choice import check_fits, chosen
-    from ..factory import find_rule
-
-    try:
-        config = chosen(config, directory)
-        check_fits(config, find_rule(config.rule))
-        return memory.drafter_bytes(directory, config), []
-    except ImportError as error:
-        what, fix = f"drafter {config.drafter} needs the package {error.name}", f"pip install {error.name}"
-    except (ValueError, OSError) as error:
-        what, _, fix = str(error).rpartition(": ")
-        if not what:
-            what, fix = str(error), "set drafter to lookup, to another name or to a checkpoint's directory"
-    return 0, [Problem(what, _REFUSED, fix)]
-
-
 def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
     lines = ["versions"]
     lines += [f"  {name:<20}{version or '-'}" for name, version in report["versions"].items()]
     lines += ["devices"]
     for device in report["devices"]:
-        size = f", {_gigabytes(device['memory_total'])}" if "memory_total" in device else f", {device['cores']} cores"
+        size = f", {device['memory_total'] / 1e9:.1f} GB" if "memory_total" in device else f", {device['cores']} cores"
         lines.append(f"  {device['name']:<20}{device['model']}{size}")
     if report["model"]:
         directory = report["model"]["directory"]
@@ -144,15 +91,8 @@ def as_text(report: dict[str, Any]) -> str:
         state = directory if exists else "not there" if directory is None else f"{directory} (made at first use)"
         lines += ["model", f"  {report['model']['setting']:<20}{state}"]
     if report["memory"]:
-        need = report["memory"]
-        lines += [f"memory ({need['precision']}, context {need['context_length']}, on {need['device']})"]
-        parts = ("weights", "kv", "drafter", "activations", "total", "available")
-        lines += [f"  {name:<20}{_gigabytes(need[name]):>10}" for name in parts]
+        lines += memory.as_lines(report["memory"])
     lines += ["problems"] if report["problems"] else ["no problems"]
     for problem in report["problems"]:
         lines += [f"  {problem['what']}", f"      why: {problem['why']}", f"      fix: {problem['fix']}"]
     return "\n".join(lines)
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

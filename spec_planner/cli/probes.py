@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ..machine import cpu_model
+
 # distribution names as pip and ROS know them; those absent are reported as None
 PACKAGES = (
     *("spec_planner", "numpy", "PyYAML", "torch", "transformers", "tokenizers", "safetensors", "llguidance", "gguf"),
@@ -61,13 +63,14 @@ def python_problems() -> list[Problem]:
 
 def engine_problems(engine: str) -> list[Problem]:
     """Packages that only one engine needs."""
-    runner = {"onnx": "onnxruntime", "openvino": "openvino"}.get(engine)
+    runner = {"onnx": "onnxruntime", "openvino": "openvino", "tensorrt": "tensorrt"}.get(engine)
     needed = {runner: "runs the target", "onnx": "exports it, once per model and precision"} if runner else {}
     problems = []
     for name, purpose in needed.items():
         if reason := import_error(name):
             what = f"{name} cannot be imported ({reason})"
-            problems.append(Problem(what, f"engine {engine!r} needs it: it {purpose}", f"pip install {name}"))
+            fix = f"pip install {name}" if name != "tensorrt" else "it comes with JetPack; elsewhere pip install tensorrt"
+            problems.append(Problem(what, f"engine {engine!r} needs it: it {purpose}", fix))
     return problems
 
 
@@ -102,7 +105,7 @@ def import_error(module: str) -> str:
 
 def devices() -> list[dict[str, object]]:
     """CPU first, then each GPU that torch sees; memory in bytes."""
-    found: list[dict[str, object]] = [{"name": "cpu", "model": _cpu_model(), "cores": os.cpu_count()}]
+    found: list[dict[str, object]] = [{"name": "cpu", "model": cpu_model(), "cores": os.cpu_count()}]
     try:
         import torch
     except (ImportError, OSError):  # a CUDA library may be missing
@@ -121,12 +124,3 @@ def ros_environment(environment: Mapping[str, str] = os.environ) -> dict[str, st
     """The variables that decide who hears whom."""
     names = ("ROS_DISTRO", "ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE", "RMW_IMPLEMENTATION", "AMENT_PREFIX_PATH")
     return {name: environment[name] for name in names if name in environment}
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith(("model name", "Model"))]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()

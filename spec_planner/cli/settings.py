@@ -32,14 +32,16 @@ _FLAGS: tuple[tuple[str, str, type, str, str], ...] = (
     ("--draft-branches", "draft_branches", int, "B", "alternatives drafted per position; 1 drafts chains"),
     ("--rule", "rule", str, "R", "acceptance rule; drafter-invariant keeps the very tokens of plain decoding"),
     ("--exactness", "exactness", str, "E", "tokens, or bitwise: one pass width, logits equal to the last bit"),
-    ("--engine", "engine", str, "E", "what runs the target: auto, torch, onnx or openvino"),
+    ("--engine", "engine", str, "E", "what runs the target: auto, torch, onnx, openvino or tensorrt"),
     (
         "--precision",
         "precision",
         str,
         "P",
-        "float32; bfloat16 (not onnx), float16 (torch), int8 (not torch), int4 (onnx)",
+        "float32; bfloat16 (not onnx), float16 (torch, tensorrt), int8 (not torch), int4 (onnx, tensorrt), fp8, nvfp4 "
+        "(tensorrt)",
     ),
+    ("--engine-file", "engine_file", str, "DIR", "for --engine tensorrt: what `spec-planner build` wrote"),
     ("--device", "device", str, "D", "auto, cpu or cuda"),
     ("--context-length", "context_length", int, "N", "tokens of prompt and answer the KV cache holds"),
     ("--skills-file", "skills_file", str, "F", "YAML list of the robot's skills"),

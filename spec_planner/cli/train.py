@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answers.add_argument("--temperatures", default="0,1", metavar="T,…", help="taken in turn by the prompts (0,1)")
     answers.add_argument("--max-tokens", type=int, default=160, metavar="N", help="of an answer (160)")
     answers.add_argument("--context-length", type=int, default=2048, metavar="N", help="prompt and answer (2048)")
-    answers.add_argument("--engine", default="auto", help="what runs the target: auto, torch, onnx or openvino")
+    answers.add_argument(
+        "--engine", default="auto", help="what runs the target: auto, torch, onnx, openvino or tensorrt"
+    )
     answers.add_argument("--engine-precision", default="float32", metavar="P", help="of the engine (float32)")
     features = parser.add_argument_group("features")
     features.add_argument("--pack-tokens", type=int, default=2048, metavar="N", help="tokens per pass, about (2048)")

@@ -63,6 +63,8 @@ def _demonstrate(options: argparse.Namespace) -> int:
         _introduce(options.instruction, described, node.pid)
         _timed("start", lambda: client.wait_for_node(START_S))
         _timed("configure", lambda: _or_say_why(node, lambda: client.configure(LOAD_S)))
+        if engine := node.said("engine auto: "):
+            print(f"  engine       {engine}")
         info = _timed("activate", lambda: _or_say_why(node, lambda: client.activate(LOAD_S)))
         print(f"  target       {info.name}, {info.precision} on {info.device} ({info.engine})")
         print(f"  drafter      {info.drafter}, up to {info.num_draft_tokens} tokens; rule {info.rule}\n")

@@ -68,6 +68,11 @@ class NodeProcess:
         complaints = [line for line in lines if "ERROR" in line or "Error" in line or line.startswith("planner_node:")]
         return _LOG_PREFIX.sub("[\\1] ", (complaints or lines or [""])[-1])[:300]
 
+    def said(self, beginning: str) -> str:
+        """What followed ``beginning`` on the last line of its log that began so; empty where none did."""
+        lines = [_LOG_PREFIX.sub("", line) for line in self.output().splitlines()]
+        return next((line.removeprefix(beginning) for line in reversed(lines) if line.startswith(beginning)), "")
+
     def output(self) -> str:
         """All it has printed so far."""
         size = os.fstat(self._log.fileno()).st_size

@@ -51,7 +51,13 @@ class Decoder:
             return weights[name].to(device=device, dtype=dtype)
 
         def fuse(names: Iterable[str]) -> torch.Tensor:
-            return torch.cat([take(name) for name in names]).contiguous()
+            parts = [weights[name] for name in names]
+            sizes = [len(part) for part in parts]
+            # Filled in place: parts converted first would leave holes in memory.
+            fused = torch.empty((sum(sizes), *parts[0].shape[1:]), dtype=dtype, device=device)
+            for place, part in zip(fused.split(sizes), parts, strict=True):
+                place.copy_(part)
+            return fused
 
         self.embedding = take("model.embed_tokens.weight")  # [V, d]
         self.head = self.embedding if config.tied_head else take("lm_head.weight")  # [V, d]

@@ -7,18 +7,25 @@ anew, in place, which copies the committed part of it once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .decoder_config import DecoderConfig
 from .passes import EXTENT_STEP
+
+
+class KeyValueSizes(Protocol):
+    """Of one layer, as ``DecoderConfig`` has them."""
+
+    num_kv_heads: int  # g
+    head_dim: int  # e
 
 
 class HostCache:
     """Keys and values of every layer, float32, laid out [2 · layers, g, S, e] for the current extent S."""
 
-    def __init__(self, config: DecoderConfig, num_layers: int, capacity: int) -> None:
+    def __init__(self, config: KeyValueSizes, num_layers: int, capacity: int) -> None:
         self._shape = (config.num_kv_heads, config.head_dim)
         # Zeros, not empty: a masked slot still enters the matrix product, and NaN × 0 is NaN.
         self._buffers = np.zeros((2 * num_layers, config.num_kv_heads * capacity * config.head_dim), dtype=np.float32)
@@ -37,10 +44,12 @@ class HostCache:
     def resize(self, extent: int, keep: int) -> None:
         """Lay the first ``keep`` slots out for another extent, in place: heads move away from each other or together,
         and are taken in the order in which none is overwritten before it has moved."""
-        old, new = self.view(), self.view(extent)
         heads = range(self._shape[0])
-        for head in reversed(heads) if extent > self.extent else heads:
-            new[:, head, :keep] = old[:, head, :keep]
+        order = list(reversed(heads) if extent > self.extent else heads)
+        # One buffer at a time: where the two overlap NumPy copies through memory of its own, as much as it is given.
+        for old, new in zip(self.view(), self.view(extent), strict=True):
+            for head in order:
+                new[head, :keep] = old[head, :keep]
         self.extent = extent
 
     def move(self, sources: Sequence[int], start: int) -> None:

@@ -44,29 +44,40 @@ def write_weights(model: Path, precision: str, directory: Path) -> None:
             f"{model} has a hidden size of {config.hidden_size}, which blocks of {BLOCK} do not divide: use precision "
             f"float32"
         )
+    with (directory / WEIGHTS_FILE).open("wb") as file:
+        writer = WeightWriter(directory, file)
+        write_decoder(writer, model, config, layer_bits, outer_bits, config.context_length)
+        writer.finish()
+
+
+def write_decoder(writer: WeightWriter, model: Path, config: DecoderConfig, layer_bits: int | None,
+                  outer_bits: int | None, num_positions: int) -> None:  # fmt: skip
+    """Write all that ``add_decoder`` reads: matrices as the writer's ``add_matrix`` does, vectors and the rotary tables
+    of ``num_positions`` in float32.
+
+    Raises:
+        ModelError: the checkpoint in ``model`` cannot be used.
+    """
     weights = load_weights(model, config)
 
     def take(*names: str) -> NDArray[np.float32]:
         array: NDArray[np.float32] = torch.cat([weights[name].to(torch.float32) for name in names]).numpy()
         return array
 
-    with (directory / WEIGHTS_FILE).open("wb") as file:
-        writer = WeightWriter(directory, file)
-        cos, sin = (table[:, : config.head_dim // 2].numpy() for table in rope_tables(config, config.context_length))
-        writer.add("rope.cos", cos)
-        writer.add("rope.sin", sin)
-        writer.add_matrix("embedding", take("model.embed_tokens.weight"), outer_bits)
-        if not config.tied_head:
-            writer.add_matrix("head", take("lm_head.weight"), outer_bits)
-        writer.add("final_norm", take("model.norm.weight"))
-        for layer in range(config.num_layers):
-            for name, parts in _layer_tensors(config):
-                array = take(*(f"model.layers.{layer}.{part}" for part in parts))
-                if array.ndim == 2:
-                    writer.add_matrix(f"{layer}.{name}", array, layer_bits)
-                else:
-                    writer.add(f"{layer}.{name}", array)
-        writer.finish()
+    cos, sin = (table[:, : config.head_dim // 2].numpy() for table in rope_tables(config, num_positions))
+    writer.add("rope.cos", cos)
+    writer.add("rope.sin", sin)
+    writer.add_matrix("embedding", take("model.embed_tokens.weight"), outer_bits)
+    if not config.tied_head:
+        writer.add_matrix("head", take("lm_head.weight"), outer_bits)
+    writer.add("final_norm", take("model.norm.weight"))
+    for layer in range(config.num_layers):
+        for name, parts in _layer_tensors(config):
+            array = take(*(f"model.layers.{layer}.{part}" for part in parts))
+            if array.ndim == 2:
+                writer.add_matrix(f"{layer}.{name}", array, layer_bits)
+            else:
+                writer.add(f"{layer}.{name}", array)
 
 
 def _layer_tensors(config: DecoderConfig) -> Iterator[tuple[str, list[str]]]:

@@ -7,6 +7,7 @@ the new rows only. When the extent grows (every 64 tokens) the cache is laid out
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import onnxruntime
 
@@ -20,6 +21,28 @@ from .passes import EXTENT_STEP, PassRows
 from .session_target import first_moved
 
 
+def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
+    """A session over the graph in ``path`` on the CPU; ``threads`` 0: one per core.
+
+    Raises:
+        ModelError: ONNX Runtime will not load it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # A worker that waits sleeps: spinning would hold the core from the robot's other processes.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.use_deterministic_compute = True
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common class of their own
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"ONNX Runtime cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
+        ) from error
+
+
 class OnnxSession(ExportedSession):
     """A ``Session`` (see ``session_target.py``)."""
 
@@ -28,21 +51,7 @@ class OnnxSession(ExportedSession):
     def __init__(self, graphs: GraphDirectory, num_layers: int, capacity: int, threads: int) -> None:
         """Raises ``ModelError`` when ONNX Runtime will not load the graph."""
         super().__init__(graphs, num_layers, capacity, onnxruntime.__version__)
-        path = graphs.graph(num_layers)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads  # 0: one per core
-        options.inter_op_num_threads = 1
-        # A worker that waits sleeps: spinning would hold the core from the robot's other processes.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.use_deterministic_compute = True
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its errors have no common class of their own
-            reason = str(error).strip().splitlines()[0]
-            raise ModelError(
-                f"ONNX Runtime cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
-            ) from error
+        self._session = open_session(graphs.graph(num_layers), threads)
         # By (rows, scored rows, tapped layers), for the current extent.
         self._bindings: dict[tuple[int, int, tuple[int, ...]], _Binding] = {}
 

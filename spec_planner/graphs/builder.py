@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 from .weights import WEIGHTS_FILE, Stored
 
 CONTRIB = "com.microsoft"
-_OPSET, _IR_VERSION = 24, 11
 
 
 class GraphBuilder:
@@ -27,7 +26,7 @@ class GraphBuilder:
         dtype: of constants, and of inputs and outputs that hold activations.
     """
 
-    opset = _OPSET
+    opset, ir_version = 24, 11
 
     def __init__(self, table: Mapping[str, Stored], dtype: DTypeLike = np.float32) -> None:
         self.table, self.dtype = table, np.dtype(dtype)
@@ -43,7 +42,7 @@ class GraphBuilder:
         opsets = [helper.make_opsetid("", self.opset)]
         if any(node.domain == CONTRIB for node in self._nodes):
             opsets.append(helper.make_opsetid(CONTRIB, 1))
-        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="spec_planner")
+        return helper.make_model(graph, opset_imports=opsets, ir_version=self.ir_version, producer_name="spec_planner")
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes) -> str:
         output = self.new_name(operator)

@@ -51,7 +51,7 @@ class WeightWriter:
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         array = np.ascontiguousarray(array)
         self.table[name] = Stored(array.dtype.name, array.shape, self._file.tell(), array.nbytes)
-        self._file.write(array.data)
+        self._file.write(array.reshape(-1).view(np.uint8).data)  # not all types can be written as they are
 
     def add_matrix(self, name: str, weight: NDArray[np.float32], bits: int | None) -> None:
         """A weight [N, K] as it is, or as ``name.codes``, ``name.scales`` and, at 4 bits, ``name.zero_points``."""

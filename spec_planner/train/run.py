@@ -14,6 +14,7 @@ import torch
 from drafters.training.trainee import Calibrated, Trainee, make_trainee, trainee_class
 
 from ..config import PlannerConfig
+from ..engine_choice import chosen_engine
 from ..engines.decoder_config import read_decoder_config
 from ..engines.identity import target_identity
 from ..learning.devices import choose_device, choose_dtype, describe
@@ -79,7 +80,7 @@ class _Run:
             model=str(settings.target),
             engine=settings.engine,
             precision=settings.engine_precision,
-            device="cuda" if self.device.type == "cuda" and settings.engine in ("auto", "torch") else "cpu",
+            device="cuda" if self.device.type == "cuda" and settings.engine not in ("onnx", "openvino") else "cpu",
             max_tokens=settings.max_tokens,
             context_length=settings.context_length,
         )
@@ -146,13 +147,14 @@ class _Run:
     def respond(self) -> list[Response] | None:
         """Stage 1: the answers of all jobs; None if stopped early."""
         settings, group = self.settings, self.group
+        self.config = chosen_engine(self.config, settings.target, lambda line: self.report(0.0, line))
         header = {
             "target": self.identity,
             "prompts": self.prompts.fingerprint,
             "seed": settings.seed,
             "temperatures": list(settings.temperatures),
             "max_tokens": settings.max_tokens,
-            "engine": self.config.engine_name,
+            "engine": self.config.engine,
             "precision": settings.engine_precision,
         }
         file = ResponseFile(settings.cache, header, group.rank)

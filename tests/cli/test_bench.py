@@ -39,7 +39,7 @@ def test_the_planners_flags_are_what_they_were():
 
 def test_a_subject_that_is_none_is_refused_with_those_there_are(capsys):
     with pytest.raises(SystemExit) as ended:
-        make_parser().parse_args(["bench", "engines"])
+        make_parser().parse_args(["bench", "weather"])
     assert ended.value.code == 2 and "planner" in capsys.readouterr().err
 
 
@@ -49,7 +49,7 @@ def small(tiny_model, tmp_path_factory) -> list[str]:
     pytest.importorskip("torch")
     pytest.importorskip("llguidance")
     folder = tmp_path_factory.mktemp("bench")
-    (folder / "planner.yaml").write_text("max_tokens: 12\nnum_draft_tokens: 3\n")
+    (folder / "planner.yaml").write_text("engine: torch\nmax_tokens: 12\nnum_draft_tokens: 3\n")
     tasks = [task for index, task in enumerate(read_tasks(SHIPPED)) if index % 9 == 0]
     write_tasks(tasks, folder / "prompts.jsonl")
     return [

@@ -108,6 +108,15 @@ def test_a_node_that_dies_is_one_sentence_with_its_last_complaint(fake_node: Pat
     assert node.stop() == 3
 
 
+def test_what_the_node_said_is_found_without_its_stamp(fake_node: Path) -> None:
+    stamped = "echo '[INFO] [12.5] [planner]: engine auto: "
+    node = start(fake_node, f"{stamped}trying torch'; {stamped}torch (8 rows: torch 9 ms)'; echo bye")
+    wait_for(node, "bye")
+    assert node.said("engine auto: ") == "torch (8 rows: torch 9 ms)"
+    assert node.said("engine torch: ") == ""
+    assert node.stop() == 0
+
+
 def test_stop_ends_the_whole_group_in_order(fake_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_process, "GRACE_S", tuple((number, 0.3) for number, _ in node_process.GRACE_S))
     node = start(fake_node, "trap '' INT TERM; sleep 100 & echo child $!; while :; do sleep 0.1; done")

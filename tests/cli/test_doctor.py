@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drafters.lookup import LookupDrafter
-from spec_planner.cli import memory, probes
+from spec_planner.cli import probes
 from spec_planner.cli.main import main
-from spec_planner.config import PlannerConfig
+from spec_planner.memory import check
+from spec_planner.memory.available import Memory
+from spec_planner.memory.budget import PASS_ROOM
 
 from .conftest import ROOT, Run
 
@@ -44,49 +45,6 @@ def test_json_says_what_is_there(spec_planner: Run, tiny_model: Path) -> None:
     assert 0 < report["memory"]["total"] < report["memory"]["available"] <= report["memory"]["machine"]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_weights_and_cache_are_what_the_target_takes(tied: bool, tmp_path: Path) -> None:
-    from spec_planner.engines.torch_target import TorchTarget
-    from tests.models import make_tiny_model
-
-    directory = make_tiny_model(tmp_path / "model", tied=tied)
-    config = PlannerConfig(context_length=256)
-    need = memory.budget(directory, config)
-    target = TorchTarget.load(directory, context_length=256, device="cpu")
-    assert (need.weights, need.kv) == (target.info.weight_bytes, target.info.kv_bytes)
-    target.close()
-
-
-@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_onnx_target_takes_what_was_said(precision: str, tied: bool, tmp_path: Path) -> None:
-    from tests.models import load_onnx, make_tiny_model
-
-    directory = make_tiny_model(tmp_path / "model", "qwen3", tied=tied)
-    config = PlannerConfig(
-        engine="onnx", precision=precision, context_length=256, drafter="draft-model", draft_layers=1
-    )
-    need = memory.budget(directory, config)
-    drafter = memory.drafter_bytes(directory, config)
-    target = load_onnx(directory, context_length=256, precision=precision)
-    assert (need.weights, need.kv) == (target.info.weight_bytes, target.info.kv_bytes)
-    assert need.kv / 2 < drafter < need.kv / 2 + need.weights  # ONNX Runtime holds the draft model's weights again
-
-
-def test_a_truncated_draft_model_costs_its_cache(tiny_model: Path) -> None:
-    config = PlannerConfig(drafter="draft-model", draft_layers=1)
-    need = memory.budget(tiny_model, config)
-    alone = memory.drafter_bytes(tiny_model, config)
-    assert alone == need.kv // 2  # one of the tiny model's two layers
-    assert memory.drafter_bytes(tiny_model, PlannerConfig(drafter="none")) == 0
-    own = replace(config, draft_model=str(tiny_model))
-    assert memory.drafter_bytes(tiny_model, own) == need.weights + need.kv
-    index = memory.drafter_bytes(tiny_model, PlannerConfig(drafter="lookup"))
-    assert (
-        index > 0 and memory.drafter_bytes(tiny_model, replace(config, drafter="lookup+draft-model")) == alone + index
-    )
-
-
 @pytest.mark.usefixtures("all_installed")
 @pytest.mark.parametrize("graft", ["", "lookup+"])
 def test_a_drafter_counts_by_name_as_by_directory(
@@ -114,8 +72,8 @@ def test_a_drafter_counts_by_name_as_by_directory(
         assert not any("drafter" in problem["what"] for problem in report["problems"])
         counted.add(report["memory"]["drafter"])
     (most,) = counted
-    states = (256 + memory.PASS_ROOM) * 64 * 4
-    index = LookupDrafter.most_bytes(256 + memory.PASS_ROOM) if graft else 0
+    states = (256 + PASS_ROOM) * 64 * 4
+    index = LookupDrafter.most_bytes(256 + PASS_ROOM) if graft else 0
     assert most == own + states + index
 
 
@@ -153,11 +111,6 @@ def test_a_checkpoint_without_torch_is_a_problem(
     assert problem["what"].endswith("needs the package torch") and problem["fix"] == "pip install torch"
 
 
-def test_half_precision_halves_it(tiny_model: Path) -> None:
-    full, half = (memory.budget(tiny_model, PlannerConfig(precision=p)) for p in ("float32", "bfloat16"))
-    assert full.total == 2 * half.total
-
-
 @pytest.mark.usefixtures("all_installed")
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b'\x10\0\0\0\0\0\0\0{"w":{"shape":1}}']
@@ -183,11 +136,34 @@ def test_a_missing_model_is_a_problem(capsys: pytest.CaptureFixture[str]) -> Non
 def test_more_than_the_machine_has_does_not_fit(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: (1000, 2000))
+    monkeypatch.setattr(check, "main_memory", lambda: Memory("cpu", 1000, 2000))
     assert main(["doctor", "--model", str(tiny_model), "--device", "cpu", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["memory"]["fits"] is False
-    assert any("needs" in problem["what"] and "available" in problem["what"] for problem in report["problems"])
+    (problem,) = [each for each in report["problems"] if "needs" in each["what"]]
+    assert problem["what"].endswith("of memory on cpu and 0.0 MB are available")
+    assert problem["fix"].startswith("use a smaller model")
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_what_fits_is_shown_line_by_line(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--model", str(tiny_model), "--engine", "onnx", "--precision", "int8", "--drafter", "none"])
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("memory (onnx, int8, context 2048, on cpu)")
+    shown = [line.split()[0] for line in lines[start + 1 :] if line.startswith("  ")]
+    parts = ["weights", "copies", "kv", "drafter", "activations", "workspace", "process", "total", "available"]
+    assert shown[: len(parts)] == parts
+    assert any("total" in line and line.endswith("fits") for line in lines)
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_auto_is_judged_by_the_engine_that_was_found_before(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for remembered, engine in (("openvino", "openvino"), (None, "torch")):
+        monkeypatch.setattr("spec_planner.engine_choice.remembered_engine", lambda *given, name=remembered: name)
+        main(["doctor", "--model", str(tiny_model), "--json"])
+        assert json.loads(capsys.readouterr().out)["memory"]["engine"] == engine
 
 
 @pytest.mark.parametrize("names", [("torch",), ("rclpy", "spec_planner_msgs"), ("numpy", "yaml", "torch", "rclpy")])

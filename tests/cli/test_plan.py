@@ -28,6 +28,7 @@ factory.build_pipeline = lambda *_: SimpleNamespace(skills=(), run=run, close=la
 sys.exit(main(["plan", "--instruction", "go"]))
 """
 
+PLAN = ("plan", "--engine", "torch")  # auto would first try every engine
 METRICS = {
     *("acceptance_length", "verify_passes", "new_tokens", "time_to_first_token_ms", "decode_ms"),
     *("draft_ms", "verify_ms", "accept_ms", "commit_ms", "exact"),
@@ -36,7 +37,7 @@ METRICS = {
 
 def plan_json(run: Run, model: Path, *arguments: str) -> dict:
     done = run(
-        "plan",
+        *PLAN,
         "--model",
         str(model),
         "--instruction",
@@ -79,14 +80,14 @@ def test_seed_and_temperature_reach_the_model(spec_planner: Run, tiny_model: Pat
 
 
 def test_human_output_ends_with_the_figures(spec_planner: Run, tiny_model: Path) -> None:
-    done = spec_planner("plan", "--model", str(tiny_model), "--instruction", "tidy up", "--max-tokens", "8")
+    done = spec_planner(*PLAN, "--model", str(tiny_model), "--instruction", "tidy up", "--max-tokens", "8")
     assert "tokens per verify pass" in done.stdout and "time to first token" in done.stdout
 
 
 def test_settings_file_and_flags(spec_planner: Run, tiny_model: Path, tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("/**:\n  ros__parameters:\n    max_tokens: 3\n    seed: 9\n", encoding="utf-8")
-    arguments = ("plan", "--model", str(tiny_model), "--instruction", "go", "--config", str(settings), "--json")
+    arguments = (*PLAN, "--model", str(tiny_model), "--instruction", "go", "--config", str(settings), "--json")
     assert len(json.loads(spec_planner(*arguments).stdout)["tokens"]) <= 3
     answer = json.loads(spec_planner(*arguments, "--max-tokens", "5", "--temperature", "1").stdout)
     assert 3 < len(answer["tokens"]) <= 5
@@ -147,7 +148,7 @@ def test_json_goes_alone_to_standard_output(tiny_model: Path) -> None:
         sys.executable,
         "-m",
         "spec_planner",
-        "plan",
+        *PLAN,
         "--model",
         str(tiny_model),
         "--instruction",
@@ -182,7 +183,7 @@ def test_weights_that_overflow_end_in_one_sentence(spec_planner: Run, tiny_model
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     for temperature in ("0", "1"):
-        done = spec_planner("plan", "--model", str(broken), "--instruction", "wave", "--temperature", temperature)
+        done = spec_planner(*PLAN, "--model", str(broken), "--instruction", "wave", "--temperature", temperature)
         assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("spec-planner: ")
         assert "logits" in done.stderr and "Traceback" not in done.stderr
 

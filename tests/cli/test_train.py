@@ -16,7 +16,8 @@ def test_json_has_what_a_script_needs(spec_planner: Run, tiny_model: Path, tmp_p
     tasks, out = write_tasks(tmp_path / "tasks", 6), tmp_path / "out"
     done = spec_planner(
         *("train", "--drafter=medusa", f"--target={tiny_model}", f"--prompts={tasks}", f"--out={out}", "--steps=2"),
-        *("--max-tokens=12", "--final-prompts=1", "--precision=float32", "--set", "num_heads=2", "decay=0.5", "--json"),
+        *("--max-tokens=12", "--final-prompts=1", "--precision=float32", "--engine=torch"),
+        *("--set", "num_heads=2", "decay=0.5", "--json"),
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

@@ -202,8 +202,8 @@ def check_context_alone(make_drafter, temperature: float) -> None:
 def slots(drafter, stem) -> tuple[torch.Tensor, np.ndarray]:
     """Hidden states [B − 1, d] of the slots after ``stem`` and their logits [B − 1, V]."""
     with torch.inference_mode():
-        hidden = drafter._slots(stem, 99)
-        return hidden, drafter._head.spread(drafter._logits(hidden))
+        hidden, logits = drafter._guess(stem, 99)
+        return hidden, drafter._head.spread(logits)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 
 from drafters.checkpoint import CheckpointError, detect
 from drafters.dflash import DFlashDrafter
-from drafters.nets.dflash_net import load_dflash, parse_dflash_config
+from drafters.nets.dflash_net import block_mask, load_dflash, parse_dflash_config
 from drafters.vocab_map import ABSENT
 from spec_planner.decoding.contracts import Drafter, Incompatible
 from spec_planner.decoding.sampling import Law, SamplingParams
@@ -103,7 +103,7 @@ def test_speculators_windows_start_at_the_anchor(tmp_path):
     assert config.causal == (True,) * 3 and config.windows == (7,) * 3 and config.window_from_anchor
     assert parse_dflash_config(exported(layer=layer, sliding_window_non_causal=True)).causal == (False,) * 3
     net = load_dflash(write_dflash(tmp_path, exported(layer=layer), shapes=lambda _: shapes_of(SMALL)))
-    mask = net._mask(torch.arange(10, 14), 10, 1, 7, True)
+    mask = block_mask(net.config, torch.arange(10, 14), 10, 1, (7, True))
     assert mask.tolist() == [[4 <= slot <= row for slot in range(14)] for row in range(10, 14)]
 
 

@@ -135,7 +135,7 @@ def test_two_tokens_follow_the_targets_law_under_every_rule(tmp_path, rule, shap
     drafter = small(tmp_path, shape)
     drafter.observe([1] * 11, rounds()[0][0])
     hidden, logits = slots(drafter, (5,))
-    drafter._slots = lambda stem, budget: hidden[:budget]  # the same for every seed
+    drafter._guess = lambda stem, budget: (hidden[:budget], torch.from_numpy(logits)[:budget])  # for every seed
     ranks = np.argsort(-logits, axis=1)[:, [0, 2, 8]]  # the last of them is no candidate
     weights = {(): (0.5, 0.2, 0.3), 0: (0.1, 0.6, 0.3), 1: (0.3, 0.3, 0.4), 2: (0.7, 0.2, 0.1)}
 

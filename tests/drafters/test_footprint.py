@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafters.checkpoint import CheckpointError
-from drafters.footprint import checkpoint_bytes
+from drafters.footprint import checkpoint_bytes, lent_names
 from drafters.lookup import LookupDrafter
 from drafters.registry import graft, load_drafter
 from drafters.training.trainee import TRAINEES, make_trainee
@@ -63,6 +63,17 @@ def test_a_trained_drafter_takes_what_was_said(kind, tokens, model, target, tmp_
 def test_a_published_drafter_takes_what_was_said(layout, model, target, tmp_path):
     make_eagle(tmp_path, layout, vocabulary=320, hidden=64, target_layers=12, draft_vocabulary=100)
     assert load_drafter(tmp_path, target, 1).own_bytes == checkpoint_bytes(tmp_path, model, "float32", 0)
+
+
+@pytest.mark.parametrize("kind", TRAINEES)
+def test_what_a_drafter_asks_of_the_target_is_known(kind, model, target, tmp_path, monkeypatch):
+    weights = read_target_weights(model, torch.device("cpu"), torch.float32)
+    make_trainee(kind, weights, {}).save(tmp_path, {})
+    asked, lend = set(), type(target).lend
+    monkeypatch.setattr(type(target), "lend", lambda self, name: asked.add(name) or lend(self, name))
+    load_drafter(tmp_path, target, 1)
+    assert asked - {"final_norm"} <= set(lent_names(tmp_path)) <= {"embedding", "head"}
+    assert asked
 
 
 def test_a_copy_of_the_targets_embedding_is_not_counted(model, target, tmp_path):

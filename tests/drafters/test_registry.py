@@ -96,7 +96,8 @@ def test_every_kind_of_checkpoint_is_tried():
 def test_a_directory_is_a_drafter_and_changes_no_token(tmp_path, model, kind, branches):
     """Free text and under the grammar, sampled and greedy."""
     directory = MAKERS[kind](tmp_path / "drafter")
-    config = PlannerConfig(model=str(model), drafter=str(directory), draft_branches=branches, context_length=1024)
+    settings = {"engine": "torch", "drafter": str(directory), "draft_branches": branches, "context_length": 1024}
+    config = PlannerConfig(model=str(model), **settings)
     pipeline = build_pipeline(config)
     try:
         drafted = 0
@@ -117,7 +118,7 @@ def test_what_is_no_drafter_is_said_in_one_sentence(tmp_path, model):
     with pytest.raises(ConfigError, match="no drafter is called 'nowhere'; choose auto, none, lookup, draft-model"):
         build_pipeline(PlannerConfig(model=str(model), drafter="nowhere"))
     with pytest.raises(ValueError, match="is of no drafter kind known here"):
-        build_pipeline(PlannerConfig(model=str(model), drafter=str(model)))
+        build_pipeline(PlannerConfig(model=str(model), engine="torch", drafter=str(model)))
     other = make_tiny_model(tmp_path / "other", "qwen3", num_layers=2)
     target = TorchTarget.load(other, context_length=128, device="cpu")
     with pytest.raises((ValueError, Incompatible), match="0 to 2|layers"):
@@ -125,4 +126,4 @@ def test_what_is_no_drafter_is_said_in_one_sentence(tmp_path, model):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps({}))
     with pytest.raises(ValueError, match="empty"):
-        build_pipeline(PlannerConfig(model=str(model), drafter=str(tmp_path / "empty")))
+        build_pipeline(PlannerConfig(model=str(model), engine="torch", drafter=str(tmp_path / "empty")))

@@ -24,7 +24,7 @@ SHIPPED = {DISTILLED, *NAMED} - set(TREES_OF)
 
 @pytest.fixture(scope="module", params=["tokens", "bitwise"])
 def loaded(request):
-    config = PlannerConfig(drafter="none", exactness=request.param, context_length=1024)
+    config = PlannerConfig(engine="torch", drafter="none", exactness=request.param, context_length=1024)
     made = build_pipeline(config)
     yield config, made
     made.close()

@@ -43,6 +43,7 @@ def client(namespace: str) -> Iterator[PlannerClient]:
 @pytest.fixture(scope="session")
 def shared_planner(tiny_model: Path) -> Iterator[PlannerClient]:
     settings = {"model": str(tiny_model), "drafter": "draft-model", "draft_layers": 1, "num_draft_tokens": 4}
+    settings["engine"] = "torch"  # auto would first try every engine
     settings["draft_budget"] = "fixed"  # on a model this small drafting loses, and a measured one turns it off
     with active_planner(fresh_namespace(), **settings) as client:
         yield client

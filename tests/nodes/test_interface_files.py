@@ -13,7 +13,7 @@ from unittest.mock import MagicMock, patch
 import pytest
 import yaml
 
-from spec_planner.config import PlannerConfig
+from spec_planner.config import ENGINES, PRECISIONS, PlannerConfig
 from spec_planner.decoding.contracts import TargetInfo
 from spec_planner.decoding.metrics import RunMetrics, StepMetrics
 from spec_planner.language.plan import Plan, PlanStep, RejectedLine
@@ -48,7 +48,9 @@ def launch_arguments() -> dict[str, dict[str, str]]:
 
 def test_launch_arguments_are_described_and_known() -> None:
     arguments = launch_arguments()
-    assert set(arguments) == {"model", "drafter", "scene_file"} | ABOUT_THE_PROCESS
+    assert (
+        set(arguments) == {"model", "drafter", "engine", "precision", "engine_file", "scene_file"} | ABOUT_THE_PROCESS
+    )
     for name, keywords in arguments.items():
         assert len(keywords["description"]) > 20 and keywords["description"].endswith("."), name
         assert "default_value" in keywords, f"{name} must be optional"
@@ -62,6 +64,8 @@ def test_settings_are_described_alike_everywhere() -> None:
         assert doc.rstrip(".") in comments, f"{entry.name} in config/planner.yaml: {doc}"  # there it may say more
     for choices in (arguments["drafter"]["description"], PlannerConfig.__dataclass_fields__["drafter"].metadata["doc"]):
         assert all(name in choices for name in ("auto", "none", "lookup", *NAMED, DISTILLED, "directory", "lookup+"))
+    for name, known in (("engine", ENGINES), ("precision", PRECISIONS)):
+        assert all(choice in arguments[name]["description"] for choice in known)
 
 
 def test_launch_arguments_that_become_parameters_are_declared_by_the_node(

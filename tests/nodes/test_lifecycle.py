@@ -18,7 +18,7 @@ def test_configure_without_a_model_refuses_and_recovers_by_parameter(
     namespace: str, client: PlannerClient, tiny_model: Path, tmp_path: Path
 ) -> None:
     missing = str(tmp_path / "no_such_model")
-    with PlannerProcess(namespace, model=missing) as process:
+    with PlannerProcess(namespace, model=missing, engine="torch") as process:
         assert not client.transition("configure")
         assert client.state() == "unconfigured"
         refusals = [line for line in process.log.splitlines() if "configure refused" in line]
@@ -32,6 +32,7 @@ def test_configure_without_a_model_refuses_and_recovers_by_parameter(
         assert client.set(model=str(tiny_model))[0].successful
         client.bring_up()
         assert client.state() == "active"
+        assert "]: loading tiny (torch, float32)\n" in process.log  # as every line on what takes long
         with client.listening(EngineInfo, "engine_info", qos.latched()) as latched:
             client.until(lambda: latched, "the latched engine_info")
         info = latched[0]

@@ -33,6 +33,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         options={"num_heads": "2"},
         validation_responses=2,
         max_tokens=24,
+        engine="torch",
         pack_tokens=400,
         steps=6,
         learning_rate=1e-2,

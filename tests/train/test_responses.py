@@ -28,7 +28,7 @@ def prompts(settings):
 
 @pytest.fixture(scope="module")
 def deployment(settings, prompts):
-    config = PlannerConfig(model=str(settings.target), max_tokens=24, device="cpu")
+    config = PlannerConfig(model=str(settings.target), max_tokens=24, engine="torch", device="cpu")
     with Deployment(config, prompts.skills, lambda line: None) as deployment:
         yield deployment
 

@@ -206,6 +206,7 @@ def test_several_processes_share_a_run(finished, settings, tmp_path):
         **{"drafter": "medusa", "target": settings.target, "prompts": settings.prompts, "out": out, "cache": cache},
         **{"set": "num_heads=2", "validation-responses": 2, "max-tokens": 24, "pack-tokens": 400, "steps": 6},
         **{"learning-rate": 0.01, "evaluate-every": 4, "final-prompts": 2, "precision": "float32"},
+        "engine": "torch",
     }
     command = [sys.executable, "-m", "spec_planner", "train", *(f"--{name}={value}" for name, value in options.items())]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,1 @@
+"""Drafters' networks as an engine runs their graphs; each answers like its torch twin (``draft_net.py``)."""

@@ -1,0 +1,150 @@
+"""The graphs of a draft network on ONNX Runtime: small passes, of a few rows, many of them a second.
+
+Inputs are copied into arrays that stay bound, one set per shape. ``past`` and ``present`` are one buffer
+(``host_cache.py``): new rows are written in place, nothing else of it moves. What the target lends is bound where it
+lies. Outputs are ONNX Runtime's memory, handed out as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from ..graphs.weights import WeightFile
+from .cache import cache_directory, make_once
+from .decoder_config import ModelError
+from .host_cache import HostCache
+from .onnx_session import open_session
+from .passes import EXTENT_STEP
+
+_MOST_BINDINGS = 64
+_FIRST_SLOTS = 512  # of a cache
+# Bytes of weights below which a pass runs on one thread: of 3 to 20 MB none was faster on two, the waking costs more.
+# How large a network must be to gain was not measured.
+_SMALL = 64 << 20
+_Key = tuple[str, tuple[tuple[int, ...], ...], tuple[str, ...], int, int]
+
+
+def open_runner(key: str, write: Callable[[Path], None], lent: Mapping[str, NDArray[np.float32]],
+                threads: int) -> OnnxRunner:  # fmt: skip
+    """The network called ``key``, written by ``write(directory)`` if it is not in the cache yet.
+
+    Args:
+        lent: inputs that are the same in every run, by name.
+        threads: of networks that are not small; 0: one per core.
+
+    Raises:
+        ModelError: the cache cannot be written, a package is missing, or ONNX Runtime will not load a graph.
+    """
+
+    def make(scratch: Path) -> None:
+        try:
+            write(scratch)
+        except ImportError as error:
+            raise ModelError(f"exporting a draft network needs the package {error.name}: pip install it") from error
+
+    directory = make_once(cache_directory() / "drafters" / key, make, "the draft network's graph")
+    return OnnxRunner(directory, lent, threads)
+
+
+@dataclass(frozen=True)
+class _Heads:
+    num_kv_heads: int
+    head_dim: int
+
+
+class RowCache:
+    """Keys and values of ``layers``, and how many of their rows count; grows by doubling."""
+
+    def __init__(self, layers: Sequence[str], num_kv_heads: int, head_dim: int) -> None:
+        self.layers, self.length = tuple(layers), 0
+        self._sizes, self._capacity = _Heads(num_kv_heads, head_dim), _FIRST_SLOTS
+        self.slots = HostCache(self._sizes, len(layers), self._capacity)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the slots in view; the rest of the buffer is not touched yet, and takes no memory."""
+        return self.slots.view().nbytes
+
+    def make_room(self, count: int) -> int:
+        """The slots S that a pass of ``count`` more rows looks at."""
+        needed = -(-(self.length + count) // EXTENT_STEP) * EXTENT_STEP
+        if needed > self._capacity:
+            self._capacity, old = max(needed, 2 * self._capacity), self.slots
+            self.slots = HostCache(self._sizes, len(self.layers), self._capacity)
+            self.slots.resize(old.extent, keep=0)
+            self.slots.view()[:] = old.view()
+        if needed > self.slots.extent or needed < self.slots.extent - EXTENT_STEP:
+            self.slots.resize(needed, self.length)
+        return self.slots.extent
+
+    def advance(self, count: int) -> None:
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+
+class OnnxRunner:
+    """The steps of one written network, each a session."""
+
+    def __init__(self, directory: Path, lent: Mapping[str, NDArray[np.float32]], threads: int) -> None:
+        self.num_bytes = WeightFile(directory).num_bytes
+        threads = 1 if self.num_bytes < _SMALL else threads
+        self._sessions = {path.stem: open_session(path, threads) for path in directory.glob("*.onnx")}
+        self._lent = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in lent.items()}
+        self._arrays = dict(lent)  # which the values point into
+        self._bindings: dict[_Key, _Binding] = {}
+
+    def new_cache(self, layers: Sequence[str], num_kv_heads: int, head_dim: int) -> RowCache:
+        return RowCache(layers, num_kv_heads, head_dim)
+
+    def run(self, step: str, inputs: Mapping[str, NDArray], wanted: Sequence[str],
+            cache: RowCache | None = None) -> list[NDArray[np.float32]]:  # fmt: skip
+        """See ``drafters.graphs.net_graphs.Runner``."""
+        slots, extent = (None, 0) if cache is None else (cache.slots, cache.slots.extent)
+        key = (step, tuple(array.shape for array in inputs.values()), tuple(wanted), id(slots), extent)
+        binding = self._bindings.get(key)
+        if binding is None:
+            if len(self._bindings) >= _MOST_BINDINGS:  # most are of extents that the context has left behind
+                self._bindings.clear()
+            binding = self._bindings[key] = _Binding(self._sessions[step], inputs, self._lent, cache)
+        return binding.run(inputs, wanted)
+
+
+class _Binding:
+    """Inputs of one shape, and a cache as it is laid out, bound once."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray],
+                 lent: Mapping[str, onnxruntime.OrtValue], cache: RowCache | None) -> None:  # fmt: skip
+        self._session, self._binding = session, session.io_binding()
+        self._slots = cache and cache.slots  # live as long as what is bound to them
+        self._inputs = {name: np.ascontiguousarray(array).copy() for name, array in inputs.items()}
+        names = {each.name for each in session.get_inputs()}
+        self._kept = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self._inputs.values()]
+        for name, value in [*zip(self._inputs, self._kept, strict=True), *lent.items()]:
+            if name in names:
+                self._binding.bind_ortvalue_input(name, value)
+        if cache is None:
+            return
+        view = cache.slots.view()
+        for index, layer in enumerate(cache.layers):
+            for part, kind in enumerate(("key", "value")):
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(view[2 * index + part][None])
+                self._binding.bind_ortvalue_input(f"past.{layer}.{kind}", value)
+                self._binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
+                self._kept.append(value)
+
+    def run(self, inputs: Mapping[str, NDArray], wanted: Sequence[str]) -> list[NDArray[np.float32]]:
+        for name, array in inputs.items():
+            self._inputs[name][...] = array
+        for name in wanted:
+            self._binding.bind_output(name)  # anew each time, or the last pass's results would be written over
+        self._session.run_with_iobinding(self._binding)
+        outputs = self._binding.get_outputs()
+        return [value.numpy() for value in outputs[len(outputs) - len(wanted) :]]

@@ -1,0 +1,1 @@
+"""What the planner will need in memory and what the machine has, before anything is loaded."""

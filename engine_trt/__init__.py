@@ -1,1 +1,1 @@
-"""TensorRT engines. Nothing here yet: the torch target is the only engine; see the README's list of what is missing."""
+"""TensorRT engines of targets and drafters: export, build, readback and run time. Where to begin: docs/tensorrt.md."""

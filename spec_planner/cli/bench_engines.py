@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 HELP = "Every engine and precision, plain and speculative, against llama.cpp and Hugging Face generate, in one run."
 PROMPTS = "config/tasks/held_out_prompts.jsonl"
-QUICK, FULL, CALIBRATION = 2, 8, 4
-REPEATS_QUICK, REPEATS = 3, 7
+QUICK, FULL, CALIBRATION = 2, 6, 4
+REPEATS_QUICK, REPEATS = 3, 5
 NUM_DRAFT_TOKENS = 15
 LLAMA, TRANSFORMERS = "F32,BF16,Q8_0,Q4_0", "float32"
 PARTS = ("speed", "accuracy", "passes")
+_THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND")
 EXAMPLES = """\
 Tokens per second, tokens compared, what passes cost by their width and accuracy, on the same weights, prompts and
 threads. All competitors are loaded at once (some 9 GB for the default model) and answer every prompt in turn. llama.cpp
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when every speculative answer of ours was the plain one's; 1 otherwise.
+    """0 when every speculative answer of ours was the plain one's; 1, with a line for each row, otherwise.
 
     Raises:
         ValueError: bad input; one sentence, before anything is measured.
@@ -88,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     count = options.count if options.count is not None else QUICK if options.quick else FULL
     if count < 1:
         raise ValueError(f"--count must be at least 1, got {count}")
+    for flag, name in (("--out", options.out), ("--plot", options.plot)):
+        _check_writable(flag, name)
     say = _with_seconds()
     share_the_cpu()  # before anything imports torch
     config = _config(options)
@@ -117,12 +120,14 @@ def run(options: argparse.Namespace) -> int:
         bench.content["complete"] = True
     finally:
         bench.close()
-        if any(bench.content[part] for part in ("rows", "accuracy", "passes")):  # of a run that was stopped, too
-            _save(options, bench)
-            _print(options, bench)
+        if any(bench.content[part] for part in ("rows", "left_out", "accuracy", "passes")):  # of a stopped run, too
+            try:
+                _print(options, bench)  # first: what is printed cannot be lost with a full disk
+            finally:
+                _save(options, bench)
         if options.plot and bench.content["passes"]:
             plot(bench.content, Path(options.plot))
-    return 0 if all(row["as_plain"] in (None, row["prompts"]) for row in _ours(bench.content["rows"])) else 1
+    return _different(bench.content["rows"])
 
 
 def _measure(
@@ -138,7 +143,7 @@ def _measure(
 
     parts = PARTS if options.only is None else (options.only,)
     questions: list[Question] = bench.ask_reference(requests)
-    tried_on = bench.ask_reference(to_try)
+    tried_on = bench.ask_reference(to_try) if options.only != "passes" else []
     if options.only != "passes":
         bench.load(tried_on)
         yield
@@ -146,6 +151,7 @@ def _measure(
         for done in bench.speed(questions):
             say(f"answers in turns: {done} of {len(questions)}")
             yield
+    if options.only is None:  # the table of passes shows them, in plain steps of the table of speeds
         bench.cycles(tried_on)
         yield
     if "accuracy" in parts:
@@ -200,6 +206,8 @@ def _selection(
     names = _listed(options.drafters, "--drafters") if options.drafters is not None else ["auto"]
     drafters = []
     for name in names:
+        if name == "none":
+            raise ValueError("--drafters does not take none: plain decoding is always measured, leave it out")
         with_it = chosen(dataclasses.replace(config, drafter=name), directory)
         check_fits(with_it, find_rule(config.rule))
         drafters.append(with_it.drafter)
@@ -232,16 +240,37 @@ def _contexts(options: argparse.Namespace, directory: Path) -> list[int]:
 
 def _about(options: argparse.Namespace, config: PlannerConfig, count: int) -> dict[str, Any]:
     return {
-        "prompts": {"file": Path(options.prompts or PROMPTS).name, "measured": count},
+        "prompts": {"file": Path(options.prompts or PROMPTS).name, "planned": count},
         "threads": config.threads,
         "num_draft_tokens": config.num_draft_tokens,
         "draft_budget": config.draft_budget,
         "context": options.context,
+        "plot": options.plot and Path(options.plot).name,
+        "environment": {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
     }
 
 
-def _ours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["engine"] not in ("llama.cpp", "transformers")]
+def _check_writable(flag: str, name: str | None) -> None:
+    """Raise ``ValueError`` where ``name`` could not be written at the end."""
+    if name is None:
+        return
+    path = Path(name)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{flag} cannot write {name}: name a file in a directory that exists and can be written to")
+
+
+def _different(rows: list[dict[str, Any]]) -> int:
+    """The exit code; says which of our rows has answers that are not the same engine's plain ones."""
+    from ..config import PRECISIONS_OF
+
+    wrong = [row for row in rows if row["engine"] in PRECISIONS_OF and row["as_plain"] not in (None, row["prompts"])]
+    for row in wrong:
+        print(
+            f"spec-planner: {row['engine']} {row['precision']}, {row['decoding']}: "
+            f"{row['prompts'] - row['as_plain']} of {row['prompts']} answers differ from its plain ones",
+            file=sys.stderr,
+        )
+    return 1 if wrong else 0
 
 
 def _with_versions(bench: EngineBench) -> dict[str, Any]:
@@ -250,8 +279,9 @@ def _with_versions(bench: EngineBench) -> dict[str, Any]:
     found: dict[str, str] = {}
     for info in bench.infos.values():
         found |= {name: version for name, version in versions(info).items() if name != "onnx graph"}
-    found |= bench.content.get("llama.cpp", {})
-    return {**bench.content, "machine": machine(), "versions": found}
+    found |= bench.content["libraries"]
+    content = {name: value for name, value in bench.content.items() if name != "libraries"}
+    return {**content, "machine": machine(), "versions": found}
 
 
 def _save(options: argparse.Namespace, bench: EngineBench) -> None:

@@ -20,6 +20,8 @@ VERBS = {
     "finetune": "finetune",
     "tasks": "tasks",
     "train": "train",
+    "export": "export",
+    "build": "build",
 }
 EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 

@@ -69,7 +69,7 @@ def engine_problems(engine: str) -> list[Problem]:
     for name, purpose in needed.items():
         if reason := import_error(name):
             what = f"{name} cannot be imported ({reason})"
-            fix = f"pip install {name}" if name != "tensorrt" else "it comes with JetPack; elsewhere pip install tensorrt"
+            fix = f"pip install {name}{', or on a Jetson take it from JetPack' if name == 'tensorrt' else ''}"
             problems.append(Problem(what, f"engine {engine!r} needs it: it {purpose}", fix))
     return problems
 

@@ -95,6 +95,12 @@ class TrtSession:
             with torch.cuda.stream(self._stream):
                 self._cache.move(torch.tensor(path[moved:], device=self._device) + start, start + moved)
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """See ``session_target.Session``."""
+        with torch.cuda.stream(self._stream):
+            self._cache.rows.zero_()
+
     def lend(self, name: str) -> torch.Tensor:
         """The buffer that the engine itself is bound to, where it is lent one; else a copy, made when first wanted."""
         if name not in self._lent:

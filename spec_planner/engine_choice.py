@@ -74,7 +74,8 @@ def chosen_engine(
     if trial is None:
         trial = _try(config, directory, candidates, report, measure or pass_milliseconds)
     times = ", ".join(f"{engine} {found:.3g} ms" for engine, found in trial.milliseconds.items())
-    report(f"engine auto: {trial.engine} ({_width(config)}: {times}; remembered in {path.parent.name}/{path.name})")
+    place = f"remembered in {path.parent.name}/{path.name}" if path.is_file() else "not remembered"
+    report(f"engine auto: {trial.engine} ({_rows(config)} rows: {times}; {place})")
     return replace(config, engine=trial.engine)
 
 
@@ -163,9 +164,10 @@ def _try(config: PlannerConfig, directory: Path, candidates: Sequence[str], repo
             raise _unwritable(path, error) from error
         trial = _read(path, key, lambda line: None)
         if trial is None:
-            trial = _measured(config, directory, candidates, report, measure)
+            trial, whole = _measured(config, directory, candidates, report, measure)
             try:
-                _write(path, key, trial)
+                if whole:
+                    _write(path, key, trial)
             except OSError as error:
                 raise _unwritable(path, error) from error
         return trial
@@ -173,7 +175,8 @@ def _try(config: PlannerConfig, directory: Path, candidates: Sequence[str], repo
 
 def _measured(
     config: PlannerConfig, directory: Path, candidates: Sequence[str], report: Report, measure: Measure
-) -> Trial:
+) -> tuple[Trial, bool]:
+    """What was found, and whether it holds for later: not where memory was short, which it may not be then."""
     milliseconds: dict[str, float] = {}
     too_large: DoesNotFit | None = None
     for engine in candidates:
@@ -186,20 +189,18 @@ def _measured(
             report(f"engine auto: {engine} is left out: {error}")
             too_large = error if isinstance(error, DoesNotFit) else too_large
         else:
-            report(f"engine auto: {engine} takes {milliseconds[engine]:.3g} ms for a pass of {_width(config)}")
+            report(f"engine auto: {engine} takes {milliseconds[engine]:.3g} ms for a pass of {_rows(config)} rows")
     if not milliseconds:
         raise too_large or _none_runs(config, candidates)
-    return Trial(fastest(milliseconds), milliseconds)
+    return Trial(fastest(milliseconds), milliseconds), too_large is None
 
 
 def _rows(config: PlannerConfig) -> int:
-    """Of a verify pass: the anchor and the draft."""
-    return 1 if config.drafter == "none" else config.num_draft_tokens + 1
+    """Of the widest verify pass: the anchor and the draft.
 
-
-def _width(config: PlannerConfig) -> str:
-    rows = _rows(config)
-    return f"{rows} row{'s' if rows > 1 else ''}"
+    The same with and without a drafter: plain and speculative decoding must not come to run on different engines.
+    """
+    return config.num_draft_tokens + 1
 
 
 def _place(config: PlannerConfig, directory: Path, candidates: Sequence[str]) -> tuple[Path, dict[str, Any]]:
@@ -213,6 +214,7 @@ def _place(config: PlannerConfig, directory: Path, candidates: Sequence[str]) ->
         "threads": config.threads,
         "precision": config.precision,
         "rows": _rows(config),
+        "context_length": config.context_length,  # by which an engine may not fit into memory
         "pass_widths": {engine: replace(config, engine=engine).pass_width for engine in candidates},
         "target": target_identity(directory),
         "sizes": [

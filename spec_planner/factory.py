@@ -1,4 +1,4 @@
-"""Configuration → running pipeline. It, ``target_loading.py`` and ``drafter_choice.py`` alone know concrete classes."""
+"""Configuration → running pipeline. It, ``target_loading.py`` and ``draft_loading.py`` alone know concrete classes."""
 
 from __future__ import annotations
 

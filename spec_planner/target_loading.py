@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .config import PlannerConfig
 from .engines.decoder_config import EngineUnavailable
@@ -30,49 +30,43 @@ def load_target(config: PlannerConfig, directory: Path, report: Report = lambda 
     """The model in ``directory`` on the engine that ``config`` names, ``auto`` having been named before.
 
     Raises:
-        EngineUnavailable: the engine's library is missing or too old.
+        EngineUnavailable: the engine's library is missing, cannot be loaded or is too old.
         ModelError: the directory or the device cannot be used.
     """
     try:
-        return _load(config, directory, report)
+        target = _target_class(config.engine)
     except ImportError as error:
         raise EngineUnavailable(
             f"engine {config.engine!r} needs the package {error.name}: {HOW_TO_INSTALL[config.engine]}, then configure "
             f"again"
         ) from error
-
-
-def _load(config: PlannerConfig, directory: Path, report: Report) -> ModelTarget:
-    """Each library is imported only where it is used."""
-    context, precision, threads, width = config.context_length, config.precision, config.threads, config.pass_width
-    if config.engine == "torch":
-        from .engines.torch_target import TorchTarget
-
-        return TorchTarget.load(
-            directory,
-            context_length=context,
-            precision=precision,
-            device=config.device,
-            threads=threads,
-            pass_width=width,
-        )
-    if config.engine == "tensorrt":
-        from engine_trt.trt_target import TrtTarget
-
-        return TrtTarget.load(
-            directory,
-            context_length=context,
-            precision=precision,
-            pass_width=width,
-            engine_file=config.engine_file,
-            report=report,
-        )
-    return _exported_target(config.engine).load(
-        directory, context_length=context, precision=precision, threads=threads, pass_width=width, report=report
+    except OSError as error:  # the package is there, and a library of its is not
+        raise EngineUnavailable(
+            f"engine {config.engine!r} cannot be loaded ({error}): {HOW_TO_INSTALL[config.engine]} again"
+        ) from error
+    settings = {
+        "torch": {"device": config.device, "threads": config.threads},
+        "tensorrt": {"engine_file": config.engine_file, "report": report},
+    }.get(config.engine, {"threads": config.threads, "report": report})
+    return target.load(
+        directory,
+        context_length=config.context_length,
+        precision=config.precision,
+        pass_width=config.pass_width,
+        **settings,
     )
 
 
-def _exported_target(engine: str) -> type[ExportedTarget]:
+def _target_class(engine: str) -> Any:
+    """Each library is imported only where it is used."""
+    if engine == "torch":
+        from .engines.torch_target import TorchTarget
+
+        return TorchTarget
+    if engine == "tensorrt":
+        from engine_trt.trt_target import TrtTarget
+
+        return TrtTarget
     if engine == "openvino":
         from .engines.openvino_target import OpenVinoTarget
 

@@ -99,9 +99,9 @@ def test_near_ties_keep_a_fixed_order(milliseconds, taken):
     [
         {"precision": "bfloat16"},
         {"num_draft_tokens": 7},
-        {"drafter": "none"},
         {"threads": 1},
         {"exactness": "bitwise"},
+        {"context_length": 512},
     ],
     ids=str,
 )
@@ -123,7 +123,13 @@ def test_another_library_version_processor_or_model_is_another_trial(model, tmp_
         with monkeypatch.context() as patch:
             patch.setattr(engine_choice, name, value)
             assert remembered_engine(config, model) is None, name
-    assert remembered_engine(replace(config, temperature=1.0, context_length=512), model) == "onnx"
+    assert remembered_engine(replace(config, temperature=1.0), model) == "onnx"
+
+
+def test_plain_decoding_runs_where_speculation_does(model):
+    config = PlannerConfig()
+    chosen_engine(config, model, measure=Measure(**TIMES))
+    assert remembered_engine(replace(config, drafter="none"), model) == "onnx"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,8 @@ def test_an_engine_that_would_not_fit_is_not_tried(model, monkeypatch):
     assert chosen_engine(PlannerConfig(), model, said.append, measure).engine == "torch"
     assert measure.asked == ["torch"]
     assert "engine auto: onnx is left out: the planner needs too much on onnx: lower something" in said
+    assert said[-1].endswith("not remembered)")  # there may be room at the next start
+    assert remembered_engine(PlannerConfig(), model) is None
     with pytest.raises(DoesNotFit, match="too much on openvino"):
         chosen_engine(PlannerConfig(precision="int8"), model, measure=measure)
 

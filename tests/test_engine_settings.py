@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from spec_planner import target_loading
 from spec_planner.config import DEVICES_OF, ENGINES, PRECISIONS, PRECISIONS_OF, ConfigError, PlannerConfig
 from spec_planner.engines.decoder_config import EngineUnavailable
 from spec_planner.factory import build_pipeline
@@ -89,29 +90,39 @@ def test_a_missing_library_says_how_to_get_it(engine, package, tmp_path, monkeyp
         build_pipeline(PlannerConfig(model=str(model), engine=engine, drafter="none"))
 
 
-def test_tensorrt_is_loaded_with_its_engine_file_and_its_absence_says_where_it_comes_from(tmp_path, monkeypatch):
-    asked = {}
-
+def test_tensorrt_is_loaded_with_its_engine_file(tmp_path, monkeypatch):
     class TrtTarget:
         @staticmethod
         def load(directory, **options):
-            asked.update(options, directory=directory)
-            import tensorrt
-
-            return tensorrt
+            return {**options, "directory": directory}
 
     stand_in = ModuleType("engine_trt.trt_target")
     stand_in.TrtTarget = TrtTarget
     monkeypatch.setitem(sys.modules, "engine_trt.trt_target", stand_in)
-    monkeypatch.setitem(sys.modules, "tensorrt", None)
     config = PlannerConfig(engine="tensorrt", precision="int4", engine_file="made", num_draft_tokens=4)
-    with pytest.raises(EngineUnavailable, match="'tensorrt' needs the package tensorrt: on a Jetson it comes with Jet"):
-        load_target(config, tmp_path)
+    asked = load_target(config, tmp_path)
     asked.pop("report")
     assert asked == {
         **{"directory": tmp_path, "context_length": 2048, "precision": "int4", "pass_width": None},
         "engine_file": "made",
     }
+
+
+def test_a_machine_without_tensorrt_is_told_where_it_comes_from(tmp_path, monkeypatch):
+    for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EngineUnavailable, match="needs TensorRT, which is not installed here.*on a Jetson it comes"):
+        load_target(PlannerConfig(engine="tensorrt", precision="int4"), make_tiny_model(tmp_path / "tiny"))
+
+
+@pytest.mark.parametrize("error", [OSError("libfast.so: cannot open"), ImportError("no", name="fast")])
+def test_a_library_that_cannot_be_loaded_is_no_engine(error, tmp_path, monkeypatch):
+    def find(engine):
+        raise error
+
+    monkeypatch.setattr(target_loading, "_target_class", find)
+    with pytest.raises(EngineUnavailable, match="engine 'onnx' .*fast.*pip install onnx onnxruntime"):
+        load_target(PlannerConfig(engine="onnx"), tmp_path)
 
 
 def test_a_plan_runs_on_onnx_runtime(tmp_path, monkeypatch):

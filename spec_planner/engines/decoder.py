@@ -28,10 +28,21 @@ class KVCache:
         # Zeros, not empty: a masked slot still enters the matrix product, and NaN × 0 is NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._reached = 0  # slots that any pass saw
 
     @property
     def num_bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
+
+    def reach(self, extent: int) -> None:
+        """A pass writes into the first ``extent`` slots."""
+        self._reached = max(self._reached, extent)
+
+    def clear(self) -> None:
+        """Zeros again, where anything was written."""
+        self.keys[:, :, : self._reached] = 0
+        self.values[:, :, : self._reached] = 0
+        self._reached = 0
 
     def move(self, sources: torch.Tensor, start: int) -> None:
         """Copy slots ``sources`` [m] to slots start … start + m − 1 in every layer (commit of a tree branch)."""

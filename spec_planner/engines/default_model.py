@@ -53,7 +53,12 @@ def default_model_directory() -> Path:
         ModelError: the wheel is not installed.
     """
     adapter = _shipped_adapter()
-    return _base_directory() if adapter is None else _directory(f"planner-{adapter_fingerprint(adapter)}")
+    return base_model_directory() if adapter is None else _directory(f"planner-{adapter_fingerprint(adapter)}")
+
+
+def base_model_directory() -> Path:
+    """The same for the model as it was published."""
+    return _directory("instruct")
 
 
 def ensure_default_model(report: Report = lambda line: None) -> Path:
@@ -70,7 +75,7 @@ def ensure_default_model(report: Report = lambda line: None) -> Path:
 
 def ensure_base_model(report: Report = lambda line: None) -> Path:
     """The same for the model as it was published, without our adapter."""
-    return _ensure(_base_directory(), None, report)
+    return _ensure(base_model_directory(), None, report)
 
 
 def _ensure(directory: Path, adapter: Path | None, report: Report) -> Path:
@@ -80,10 +85,6 @@ def _ensure(directory: Path, adapter: Path | None, report: Report) -> Path:
         report("the default model is converted")
 
     return make_once(directory, make, "the default model")
-
-
-def _base_directory() -> Path:
-    return _directory("instruct")
 
 
 def _directory(variant: str) -> Path:

@@ -40,6 +40,10 @@ class ExportedSession:
     def versions(self) -> Mapping[str, str]:
         return {self.library: self._version, "onnx graph": self._graphs.key}
 
+    def clear(self) -> None:
+        """See ``session_target.Session``."""
+        self.cache.clear()
+
     def lend(self, name: str) -> NDArray[np.float32]:
         """See ``session_target.Session``; restored to float32 once where it is quantised."""
         weights, config = self._graphs.weights, self._graphs.config

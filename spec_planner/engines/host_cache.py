@@ -29,7 +29,7 @@ class HostCache:
         self._shape = (config.num_kv_heads, config.head_dim)
         # Zeros, not empty: a masked slot still enters the matrix product, and NaN × 0 is NaN.
         self._buffers = np.zeros((2 * num_layers, config.num_kv_heads * capacity * config.head_dim), dtype=np.float32)
-        self.extent = EXTENT_STEP
+        self.extent = self._widest = EXTENT_STEP
 
     @property
     def num_bytes(self) -> int:
@@ -50,7 +50,20 @@ class HostCache:
         for old, new in zip(self.view(), self.view(extent), strict=True):
             for head in order:
                 new[head, :keep] = old[head, :keep]
-        self.extent = extent
+        self.extent, self._widest = extent, max(extent, self._widest)
+
+    def clear(self) -> None:
+        """Zeros again, where anything was written."""
+        self.view(self._widest)[:] = 0
+        self._widest = self.extent
+
+    def follow(self, needed: int, keep: int) -> bool:
+        """``resize`` to the extent ``needed`` where it is due, and say whether it was: upwards at once, downwards with
+        a step's delay, so that passes of changing width do not move the cache to and fro."""
+        if self.extent - EXTENT_STEP <= needed <= self.extent:
+            return False
+        self.resize(needed, keep)
+        return True
 
     def move(self, sources: Sequence[int], start: int) -> None:
         """Copy slots ``sources`` to slots start, start + 1, … in every layer (commit of a tree branch)."""

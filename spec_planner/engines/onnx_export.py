@@ -61,7 +61,8 @@ def write_decoder(writer: WeightWriter, model: Path, config: DecoderConfig, laye
     weights = load_weights(model, config)
 
     def take(*names: str) -> NDArray[np.float32]:
-        array: NDArray[np.float32] = torch.cat([weights[name].to(torch.float32) for name in names]).numpy()
+        parts = [weights[name].to(torch.float32) for name in names]
+        array: NDArray[np.float32] = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
         return array
 
     cos, sin = (table[:, : config.head_dim // 2].numpy() for table in rope_tables(config, num_positions))

@@ -19,15 +19,16 @@ from ..graphs.weights import WeightFile
 from .cache import cache_directory, make_once
 from .decoder_config import ModelError
 from .host_cache import HostCache
-from .onnx_session import open_session
+from .onnx_session import bind_cache, check_version, open_session
 from .passes import EXTENT_STEP
 
-_MOST_BINDINGS = 64
+_MOST_BINDINGS = 64  # of the shapes that prompts come in there are many
 _FIRST_SLOTS = 512  # of a cache
-# Bytes of weights below which a pass runs on one thread: of 3 to 20 MB none was faster on two, the waking costs more.
-# How large a network must be to gain was not measured.
+# Bytes, a head that the target lends included, below which a network runs on one thread. Those measured have 3 to 20
+# MB and reduced heads: on two threads they drafted 0.72 to 1.01 times as fast as on one, once 1.14 times. What reads a
+# whole head, 113 MB and more, was not measured.
 _SMALL = 64 << 20
-_Key = tuple[str, tuple[tuple[int, ...], ...], tuple[str, ...], int, int]
+_Key = tuple[str, tuple[tuple[int, ...], ...], tuple[str, ...]]
 
 
 def open_runner(key: str, write: Callable[[Path], None], lent: Mapping[str, NDArray[np.float32]],
@@ -39,8 +40,10 @@ def open_runner(key: str, write: Callable[[Path], None], lent: Mapping[str, NDAr
         threads: of networks that are not small; 0: one per core.
 
     Raises:
-        ModelError: the cache cannot be written, a package is missing, or ONNX Runtime will not load a graph.
+        ModelError: the cache cannot be written, a package is missing, ONNX Runtime is too old, or it will not load a
+            graph.
     """
+    check_version("a draft network's graph")
 
     def make(scratch: Path) -> None:
         try:
@@ -59,12 +62,17 @@ class _Heads:
 
 
 class RowCache:
-    """Keys and values of ``layers``, and how many of their rows count; grows by doubling."""
+    """Keys and values of ``layers``, and how many of their rows count; grows by doubling.
+
+    Attributes:
+        bindings: of passes over ``slots`` as they are laid out; none outlives that.
+    """
 
     def __init__(self, layers: Sequence[str], num_kv_heads: int, head_dim: int) -> None:
         self.layers, self.length = tuple(layers), 0
         self._sizes, self._capacity = _Heads(num_kv_heads, head_dim), _FIRST_SLOTS
         self.slots = HostCache(self._sizes, len(layers), self._capacity)
+        self.bindings: dict[_Key, _Binding] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -79,8 +87,9 @@ class RowCache:
             self.slots = HostCache(self._sizes, len(self.layers), self._capacity)
             self.slots.resize(old.extent, keep=0)
             self.slots.view()[:] = old.view()
-        if needed > self.slots.extent or needed < self.slots.extent - EXTENT_STEP:
-            self.slots.resize(needed, self.length)
+            self.bindings.clear()
+        if self.slots.follow(needed, self.length):
+            self.bindings.clear()
         return self.slots.extent
 
     def advance(self, count: int) -> None:
@@ -93,13 +102,17 @@ class RowCache:
 class OnnxRunner:
     """The steps of one written network, each a session."""
 
+    engine = "onnx"
+
     def __init__(self, directory: Path, lent: Mapping[str, NDArray[np.float32]], threads: int) -> None:
-        self.num_bytes = WeightFile(directory).num_bytes
-        threads = 1 if self.num_bytes < _SMALL else threads
+        weights = WeightFile(directory)
+        self.num_bytes, self.precision = weights.num_bytes, weights.precision
+        read = self.num_bytes + sum(array.nbytes for array in lent.values())
+        threads = 1 if read < _SMALL else threads
         self._sessions = {path.stem: open_session(path, threads) for path in directory.glob("*.onnx")}
         self._lent = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in lent.items()}
         self._arrays = dict(lent)  # which the values point into
-        self._bindings: dict[_Key, _Binding] = {}
+        self._bindings: dict[_Key, _Binding] = {}  # of steps without a cache
 
     def new_cache(self, layers: Sequence[str], num_kv_heads: int, head_dim: int) -> RowCache:
         return RowCache(layers, num_kv_heads, head_dim)
@@ -107,13 +120,13 @@ class OnnxRunner:
     def run(self, step: str, inputs: Mapping[str, NDArray], wanted: Sequence[str],
             cache: RowCache | None = None) -> list[NDArray[np.float32]]:  # fmt: skip
         """See ``drafters.graphs.net_graphs.Runner``."""
-        slots, extent = (None, 0) if cache is None else (cache.slots, cache.slots.extent)
-        key = (step, tuple(array.shape for array in inputs.values()), tuple(wanted), id(slots), extent)
-        binding = self._bindings.get(key)
+        bindings = self._bindings if cache is None else cache.bindings
+        key = (step, tuple(array.shape for array in inputs.values()), tuple(wanted))
+        binding = bindings.get(key)
         if binding is None:
-            if len(self._bindings) >= _MOST_BINDINGS:  # most are of extents that the context has left behind
-                self._bindings.clear()
-            binding = self._bindings[key] = _Binding(self._sessions[step], inputs, self._lent, cache)
+            if len(bindings) >= _MOST_BINDINGS:
+                bindings.clear()
+            binding = bindings[key] = _Binding(self._sessions[step], inputs, self._lent, cache)
         return binding.run(inputs, wanted)
 
 
@@ -123,22 +136,14 @@ class _Binding:
     def __init__(self, session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray],
                  lent: Mapping[str, onnxruntime.OrtValue], cache: RowCache | None) -> None:  # fmt: skip
         self._session, self._binding = session, session.io_binding()
-        self._slots = cache and cache.slots  # live as long as what is bound to them
         self._inputs = {name: np.ascontiguousarray(array).copy() for name, array in inputs.items()}
         names = {each.name for each in session.get_inputs()}
         self._kept = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self._inputs.values()]
         for name, value in [*zip(self._inputs, self._kept, strict=True), *lent.items()]:
             if name in names:
                 self._binding.bind_ortvalue_input(name, value)
-        if cache is None:
-            return
-        view = cache.slots.view()
-        for index, layer in enumerate(cache.layers):
-            for part, kind in enumerate(("key", "value")):
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(view[2 * index + part][None])
-                self._binding.bind_ortvalue_input(f"past.{layer}.{kind}", value)
-                self._binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
-                self._kept.append(value)
+        if cache is not None:
+            self._kept += bind_cache(self._binding, cache.slots, cache.layers)
 
     def run(self, inputs: Mapping[str, NDArray], wanted: Sequence[str]) -> list[NDArray[np.float32]]:
         for name, array in inputs.items():

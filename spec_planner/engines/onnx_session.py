@@ -6,19 +6,30 @@ the new rows only. When the extent grows (every 64 tokens) the cache is laid out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnxruntime
 
-from .decoder_config import ModelError
+from .decoder_config import EngineUnavailable, ModelError
 from .exported_target import ExportedSession
 from .host_cache import HostCache
 from .host_output import HostOutput
 from .onnx_graphs import GraphDirectory
 from .pass_inputs import PassInputs
-from .passes import EXTENT_STEP, PassRows
+from .passes import PassRows
 from .session_target import first_moved
+
+_OLDEST = (1, 31)  # the first onnxruntime whose CPU kernels cover opset 24 as exported here
+
+
+def check_version(what: str) -> None:
+    """Raise ``EngineUnavailable`` when onnxruntime is too old for ``what``, as exported here."""
+    if tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) < _OLDEST:
+        raise EngineUnavailable(
+            f"{what} needs onnxruntime {'.'.join(map(str, _OLDEST))} or newer and found {onnxruntime.__version__}: "
+            f"pip install --upgrade onnxruntime"
+        )
 
 
 def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
@@ -43,6 +54,21 @@ def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
         ) from error
 
 
+def bind_cache(binding: onnxruntime.IOBinding, cache: HostCache, layers: Iterable[str]) -> list[onnxruntime.OrtValue]:
+    """Bind ``past`` and ``present`` of ``layers`` to one buffer, ``cache`` as it is laid out.
+
+    Returns: the values bound, to be kept as long as they are.
+    """
+    kept, view = [], cache.view()
+    for index, layer in enumerate(layers):
+        for part, kind in enumerate(("key", "value")):
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(view[2 * index + part][None])
+            binding.bind_ortvalue_input(f"past.{layer}.{kind}", value)
+            binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
+            kept.append(value)
+    return kept
+
+
 class OnnxSession(ExportedSession):
     """A ``Session`` (see ``session_target.py``)."""
 
@@ -65,11 +91,8 @@ class OnnxSession(ExportedSession):
         return HostOutput(logits[:wanted], hidden)
 
     def make_room(self, needed: int, keep: int) -> int:
-        """See ``session_target.Session``. The extent follows the context upwards at once and downwards with a step's
-        delay, so that passes of changing width do not move the cache to and fro.
-        """
-        if needed > self.cache.extent or needed < self.cache.extent - EXTENT_STEP:
-            self.cache.resize(needed, keep)
+        """See ``session_target.Session``."""
+        if self.cache.follow(needed, keep):
             self._bindings.clear()
         return self.cache.extent
 
@@ -90,14 +113,7 @@ class _Binding:
         self._inputs = PassInputs(width, scored, cache.extent)
         for name, array in self._inputs.arrays.items():
             self._binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
-        view = cache.view()
-        self._kept = []  # the values that stand for parts of the cache
-        for layer in range(num_layers):
-            for part, kind in enumerate(("key", "value")):
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(view[2 * layer + part][None])
-                self._binding.bind_ortvalue_input(f"past.{layer}.{kind}", value)
-                self._binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
-                self._kept.append(value)
+        self._kept = bind_cache(self._binding, cache, map(str, range(num_layers)))
 
     def run(self, rows: PassRows, scored: Sequence[int]) -> list[onnxruntime.OrtValue]:
         self._inputs.write(rows, scored)

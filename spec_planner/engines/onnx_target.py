@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import onnxruntime
-
-from .decoder_config import EngineUnavailable
 from .exported_target import ExportedTarget
 from .onnx_graphs import GraphDirectory
-from .onnx_session import OnnxSession
-
-_OLDEST = (1, 31)  # the first onnxruntime whose CPU kernels cover opset 24 as exported here
+from .onnx_session import OnnxSession, check_version
 
 
 class OnnxTarget(ExportedTarget):
@@ -19,11 +14,7 @@ class OnnxTarget(ExportedTarget):
 
     @classmethod
     def check_library(cls) -> None:
-        if tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) < _OLDEST:
-            raise EngineUnavailable(
-                f"engine 'onnx' needs onnxruntime {'.'.join(map(str, _OLDEST))} or newer and found "
-                f"{onnxruntime.__version__}: pip install --upgrade onnxruntime"
-            )
+        check_version("engine 'onnx'")
 
     def _open(self, graphs: GraphDirectory, num_layers: int, capacity: int, precision: str,
               threads: int) -> OnnxSession:  # fmt: skip

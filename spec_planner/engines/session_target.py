@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from ..decoding.contracts import Incompatible, PromptInput, TargetInfo, TargetOutput
 from ..decoding.draft_tree import DraftTree
 from .decoder_config import DecoderConfig
+from .heap import give_back
 from .passes import Extents, PassRows, rows_of
 
 LENDABLE = ("embedding", "head", "final_norm")
@@ -48,6 +49,9 @@ class Session(Protocol):
         """Make the keys and values of rows ``path`` of the last pass, which began at ``start``, those of the slots
         start, start + 1, …"""
 
+    def clear(self) -> None:
+        """Put zeros into the whole cache. A masked slot still enters the matrix product, and NaN × 0 is NaN."""
+
     def lend(self, name: str) -> Any:
         """The embedding or head [V, d], or the final norm [d]."""
 
@@ -64,7 +68,7 @@ class SessionTarget:
     def __init__(self, session: Session, config: DecoderConfig, name: str, precision: str, device: str,
                  context_length: int, widths: Sequence[int], extents: Extents) -> None:  # fmt: skip
         self._session, self._widths, self._extents = session, tuple(sorted(widths)), extents
-        self._length = 0
+        self._length, self._used = 0, False
         self._pending: DraftTree | None = None
         self._feature_layers: tuple[int, ...] = ()
         self.info = TargetInfo(
@@ -95,6 +99,9 @@ class SessionTarget:
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a context of {self._length} tokens to {length}")
         self._length, self._pending = length, None
+        if not length and self._used:  # a pass that overflowed must not reach the next run
+            self._session.clear()
+            self._used = False
 
     def extend(self, prompt: PromptInput) -> TargetOutput:
         if prompt.pixels is not None:
@@ -131,11 +138,13 @@ class SessionTarget:
 
     def close(self) -> None:
         del self._session
+        give_back()
 
     def _pass(self, tree: DraftTree, width: int, scored: Sequence[int], wanted: int) -> TargetOutput:
         """Run the tree's nodes, padded to ``width`` rows, after the committed context."""
         extent = self._session.make_room(self._extents.of(self._length, width), keep=self._length)
         rows = rows_of(tree, width, self._length, self.info.context_length, extent)
+        self._used = True
         return self._session.run(rows, scored, self._feature_layers, wanted)
 
 

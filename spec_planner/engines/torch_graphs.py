@@ -6,7 +6,7 @@ the GPU runs them. A graph is launched as one. Everything it touches stays where
     numbers of a pass ──copied──▶ static inputs ──replay──▶ static results ──copied──▶ the output of the pass
 
 Widths are few (``passes.py``) and the extent grows in coarse steps, so the graphs are few; they share one memory pool,
-as they never run at the same time. Longer passes, of prompts, run as they are.
+as they never run at the same time. A prompt's full chunks have one of these widths too; other passes run as they are.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class _Recorded:
 
 
 class CudaCapture:
-    """Records CUDA graphs on ``device``; they share one pool of memory."""
+    """Records CUDA graphs on ``device``; they share one pool of memory, and one stream with its workspaces."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, compute: Run) -> tuple[Callable[[], None], list[torch.Tensor]]:
         with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     compute()
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 results = compute()
         return graph.replay, results

@@ -38,6 +38,7 @@ class TorchSession:
 
     def make_room(self, needed: int, keep: int) -> int:
         """The cache lies as it will at capacity; a pass looks at as much of it as it needs."""
+        self._cache.reach(needed)
         return needed
 
     @torch.inference_mode()
@@ -56,6 +57,11 @@ class TorchSession:
         if moved < len(path):
             sources = torch.tensor(path[moved:], device=self.decoder.device) + start
             self._cache.move(sources, start + moved)
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """See ``session_target.Session``."""
+        self._cache.clear()
 
     def lend(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = getattr(self.decoder, name)

@@ -61,8 +61,8 @@ class TorchTarget(SessionTarget):
         return smaller
 
     def close(self) -> None:
-        super().close()
         del self._decoder
+        super().close()
 
 
 def _device(name: str) -> torch.device:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
+_ROWS_AT_ONCE = 4096
+_PACKED_ROWS = 16  # ONNX Runtime packs float32 matrices this many outputs at a time
 # Bits of (a layer's matrices, embedding and head); None for float32. Embedding and head decide most about quality and
 # cost little, a lookup and one product per pass: they keep 8.
 PRECISION_BITS: dict[str, tuple[int | None, int | None]] = {"float32": (None, None), "int8": (8, 8), "int4": (4, 8)}
@@ -41,6 +43,14 @@ class Blocks:
 
 def quantise(weight: NDArray[np.float32], bits: int) -> Blocks:
     """Round ``weight`` [N, K] to the nearest codes; a last, shorter block is filled up with zeros."""
+    # Rows are independent, and the work takes several times their size: an embedding's would be gigabytes at once.
+    parts = [_quantise(weight[start : start + _ROWS_AT_ONCE], bits) for start in range(0, len(weight), _ROWS_AT_ONCE)]
+    codes, scales = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
+    zero_points = [part.zero_points for part in parts if part.zero_points is not None]
+    return Blocks(bits, codes, scales, np.concatenate(zero_points) if zero_points else None)
+
+
+def _quantise(weight: NDArray[np.float32], bits: int) -> Blocks:
     rows, columns = weight.shape
     padded = np.pad(np.asarray(weight, np.float32), ((0, 0), (0, -columns % BLOCK)))
     blocks = padded.reshape(rows, -1, BLOCK)
@@ -62,6 +72,14 @@ def matrix_bytes(rows: int, columns: int, bits: int | None) -> int:
     blocks = -(-columns // BLOCK)
     zero_points = -(-blocks // 2) if bits == 4 else 0
     return rows * (blocks * (BLOCK * bits // 8 + 4) + zero_points)
+
+
+def packed_bytes(rows: int, columns: int, bits: int | None) -> int:
+    """The copy of it that ONNX Runtime's kernels multiply with."""
+    if bits is None:
+        return 4 * columns * -(-rows // _PACKED_ROWS) * _PACKED_ROWS
+    # Codes, and for each block its scale and the product of scale and sum that its zero point is multiplied with.
+    return rows * -(-columns // BLOCK) * (BLOCK * bits // 8 + 8)
 
 
 def dequantise(blocks: Blocks, columns: int) -> NDArray[np.float32]:

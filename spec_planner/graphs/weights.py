@@ -89,5 +89,12 @@ class WeightFile:
         return Blocks(4 if zero_points is not None else 8, codes, scales, zero_points)
 
     @property
+    def precision(self) -> str:
+        """"float32", or of the quantised matrices "int8" or "int4"."""
+        if not any(name.endswith(".codes") for name in self.table):
+            return "float32"
+        return "int4" if any(name.endswith(".zero_points") for name in self.table) else "int8"
+
+    @property
     def num_bytes(self) -> int:
         return sum(stored.length for stored in self.table.values())

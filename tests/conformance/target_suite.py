@@ -12,7 +12,7 @@ from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.loop import decode
 from spec_planner.decoding.prefix_cache import CHUNK, PrefixCache
-from spec_planner.decoding.sampling import SamplingParams
+from spec_planner.decoding.sampling import NumericError, SamplingParams
 from spec_planner.decoding.stopping import Stopping
 
 MATCHING = RULES["drafter-invariant"]
@@ -156,6 +156,21 @@ class ModelTargetSuite(TargetSuite):
     """What a target over one of ``make_tiny_model``'s checkpoints must do besides."""
 
     feature_tolerance = 1e-7  # of a tapped embedding, relative
+
+    def test_numbers_that_overflowed_do_not_reach_the_next_run(self, target):
+        def row():
+            target.truncate(0)
+            target.extend(PromptInput(PROMPT))
+            return target.verify(DraftTree.chain((7, 7))).logits_row(1)
+
+        before, session = row(), target._session
+        cache = getattr(session, "cache", None) or session._cache
+        parts = [cache.view()] if hasattr(cache, "view") else [vars(cache).get(n) for n in ("keys", "values", "rows")]
+        for part in filter(lambda part: part is not None, parts):
+            part[:, :, :64] = float("nan")
+        with pytest.raises(NumericError):
+            target.verify(DraftTree.chain((7, 7))).argmax()
+        np.testing.assert_array_equal(row(), before)
 
     def test_what_is_tapped_changes_nothing_else_and_comes_in_the_order_asked(self, target):
         """Two drafters in turn on one target, each with layers of its own, and none: the words stay the same."""

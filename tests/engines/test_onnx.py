@@ -21,12 +21,12 @@ from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.sampling import NumericError
-from spec_planner.engines import onnx_target
 from spec_planner.engines.decoder_config import ModelError
 from spec_planner.engines.host_cache import HostCache
 from spec_planner.engines.host_output import HostOutput
 from spec_planner.engines.onnx_target import OnnxTarget
 from spec_planner.engines.torch_target import TorchTarget
+from spec_planner.graphs import block_quant
 from spec_planner.graphs.block_quant import dequantise, quantise
 from tests.models import load_onnx, make_tiny_model
 
@@ -92,6 +92,15 @@ def store_quantised(directory, layer_bits):
             bits = layer_bits if ".layers." in name else 8
             tensors[name] = dequantise(quantise(tensor, bits), tensor.shape[1])
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_large_matrix_is_quantised_in_parts_with_the_same_codes(bits, monkeypatch):
+    weight = np.random.default_rng(0).normal(size=(10, 70)).astype(np.float32)
+    whole = quantise(weight, bits)
+    monkeypatch.setattr(block_quant, "_ROWS_AT_ONCE", 4)
+    for part, once in zip(vars(quantise(weight, bits)).values(), vars(whole).values(), strict=True):
+        np.testing.assert_array_equal(part, once)
 
 
 @pytest.mark.parametrize("columns", [64, 80])  # 80 leaves a last block half filled
@@ -253,6 +262,6 @@ def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache" / "onnx").iterdir()] == [".lock"]  # nothing half made
     with pytest.raises(ModelError, match="exceeds the 4096 positions"):
         load_onnx(make_tiny_model(tmp_path / "model"), context_length=5000)
-    monkeypatch.setattr(onnx_target.onnxruntime, "__version__", "1.23.2")
+    monkeypatch.setattr("onnxruntime.__version__", "1.23.2")
     with pytest.raises(ModelError, match="needs onnxruntime 1.31 or newer and found 1.23.2"):
         OnnxTarget.load(tmp_path / "model", context_length=128)

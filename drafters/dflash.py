@@ -90,6 +90,11 @@ class DFlashDrafter:
         return cls(net, embedding, head, shape, kept, Compiling.of(compiler, target.info))
 
     @property
+    def network(self) -> str:
+        """What runs its network, and in which precision; a certificate says it."""
+        return f"{self._net.engine}, {self._net.precision}"
+
+    @property
     def own_bytes(self) -> int:
         """Weights and draft cache that are this drafter's."""
         return self._net.num_bytes + self._head.own_bytes + self._cache.num_bytes

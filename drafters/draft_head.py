@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from .checkpoint import CheckpointError, read_config
 from .nets.layers import as_borrowed
@@ -61,10 +60,6 @@ class DraftHead:
         """Forget the copied rows: a compiled network has them. What is lent stays."""
         if not self.borrows:
             self.weight = self.weight[:0].clone()
-
-    def logits(self, hidden: torch.Tensor) -> NDArray[np.float32]:
-        """hidden [..., d] → logits [..., V]."""
-        return self.spread(F.linear(hidden.to(self.weight.dtype), self.weight))
 
     def spread(self, logits: torch.Tensor) -> NDArray[np.float32]:
         """Logits [..., V_d] of the kept tokens → [..., V], in host memory."""

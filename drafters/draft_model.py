@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FEED_AT_ONCE = 32
 
 
-class DraftNet(Protocol):
+class DraftTarget(Protocol):
     """As much of ``Target`` as is used here."""
 
     @property
@@ -51,7 +51,8 @@ class ModelDrafter:
 
     name = "draft-model"
 
-    def __init__(self, net: DraftNet, siblings: int = 1, borrows: Sequence[str] = (), borrowed_bytes: int = 0) -> None:
+    def __init__(self, net: DraftTarget, siblings: int = 1, borrows: Sequence[str] = (),
+                 borrowed_bytes: int = 0) -> None:  # fmt: skip
         if siblings < 1:
             raise ValueError(f"a draft model needs at least 1 candidate per position, got {siblings}")
         self._net, self._siblings = net, siblings
@@ -85,6 +86,11 @@ class ModelDrafter:
             compiled = CompiledDraftModel(net.net, net.head, Compiling.of(compiler, target.info))
             net = DraftModel(compiled, net.head, net.info.name, net.info.context_length)
         return ModelDrafter(net, siblings, net.borrows, net.borrowed_bytes)
+
+    @property
+    def network(self) -> str:
+        """What runs its network, and in which precision; a certificate says it."""
+        return f"{self._net.info.engine}, {self._net.info.precision}"
 
     @property
     def own_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 The algorithm stays with the drafter: which rows to run, what they see, what is drawn. The network makes numbers of
 them: ``nets/`` in torch, the reference; ``compiled/`` the same networks as written by ``graphs/``, run by an engine.
-Rows go in and out as torch tensors, which on a CPU cost nothing to look at as arrays. Logits come out in host memory.
+Rows go in and out as torch tensors, which on a CPU cost nothing to look at as arrays. So do logits, where the network
+is: on torch's device, or in host memory from an engine; only EAGLE's are arrays, in host memory always.
 
 A network keeps no context: that is in its cache, one that it has made, and whoever asks truncates it.
 """
@@ -31,7 +32,17 @@ class Cache(Protocol):
 
 
 class DraftNet(Protocol):
-    """Of every kind."""
+    """Of every kind.
+
+    Attributes:
+        engine: "torch", or what runs its graphs; ``precision``: of its matrices, as the target's is named.
+    """
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def precision(self) -> str: ...
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +98,7 @@ class MedusaHeads(DraftNet, Protocol):
         """Number of heads."""
 
     def logits(self, hidden: torch.Tensor, heads: range, lent: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [len(heads), n, V_d] of the wanted heads at ``hidden`` [n, d].
+        """Logits [len(heads), 1, V_d] of the wanted heads at ``hidden`` [1, d].
 
         ``lent``: the target's head or rows of it, [V_d, d], for heads without an output; a compiled net has them.
         """

@@ -136,6 +136,11 @@ class EagleDrafter:
         return EagleDrafter(asked, layers, vocabulary, top_k, depth, borrowed)
 
     @property
+    def network(self) -> str:
+        """What runs its network, and in which precision; a certificate says it."""
+        return f"{self._net.engine}, {self._net.precision}"
+
+    @property
     def own_bytes(self) -> int:
         """Memory of the drafter alone: weights, KV cache and kept features, now."""
         own = [tensor for name, tensor in self._shared.items() if name not in self.requirements.borrows]

@@ -35,6 +35,11 @@ class GraftedDrafter:
         self.requirements = replace(model.requirements, draws_trees=trees)
 
     @property
+    def network(self) -> str | None:
+        """The model's; lookup has none."""
+        return getattr(self._model, "network", None)
+
+    @property
     def own_bytes(self) -> int:
         """The model's own weights and caches, and lookup's index."""
         return int(getattr(self._model, "own_bytes", 0)) + self._lookup.own_bytes

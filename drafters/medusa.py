@@ -96,6 +96,11 @@ class MedusaDrafter:
         return MedusaDrafter(net, info, head, *tree, kept, Compiling.of(compiler, info))
 
     @property
+    def network(self) -> str:
+        """What runs its network, and in which precision; a certificate says it."""
+        return f"{self._net.engine}, {self._net.precision}"
+
+    @property
     def own_bytes(self) -> int:
         """Weights and hidden states that are this drafter's."""
         rows = 0 if self._head is None else self._head.own_bytes

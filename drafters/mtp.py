@@ -63,6 +63,11 @@ class _Follower:
         )
 
     @property
+    def network(self) -> str:
+        """What runs its network, and in which precision; a certificate says it."""
+        return f"{self._net.engine}, {self._net.precision}"
+
+    @property
     def own_bytes(self) -> int:
         """Weights, caches and hidden states that are this drafter's."""
         caches, states = (cache.num_bytes for cache in self._caches), (state.nbytes for state in self._states)

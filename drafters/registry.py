@@ -29,6 +29,7 @@ CHECKPOINTS = {
 
 # Those whose networks can be written as graphs; their ``load`` takes a compiler.
 WITH_GRAPHS = ("medusa", "mtp", "mtp-parallel", "eagle1", "eagle3", "dflash", "dflash2", "draft-model")
+GRAPHS_BESIDE = ("onnx", "openvino")  # engines of a target; beside others, torch runs the network
 
 
 def drafter_class(name: str) -> type:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from drafters.registry import DRAFTERS, drafter_class
+from drafters.registry import DRAFTERS, GRAPHS_BESIDE, drafter_class
 
 from .config import ConfigError, PlannerConfig
 from .decoding.accept import Rule
@@ -22,6 +24,9 @@ from .shipped_drafters import (
     find_shipped,
     shipped_drafter,
 )
+
+if TYPE_CHECKING:
+    from drafters.footprint import GraphBytes
 
 AUTO = "auto"
 GRAFT = "lookup+"  # before a drafter's name: prompt lookup beside it
@@ -94,8 +99,10 @@ def drafter_checkpoint(config: PlannerConfig, target: Path) -> Path | None:
     return None if name in ("none", "lookup") else Path(name).expanduser()
 
 
-def drafter_bytes(config: PlannerConfig, target: Path, rows: int) -> int:
+def drafter_bytes(config: PlannerConfig, target: Path, rows: int) -> tuple[int, GraphBytes | None]:
     """Most memory that prompt lookup and a drafter's checkpoint take of their own over ``rows`` tokens, unloaded.
+
+    Beside it what the network takes as a graph, where it will run as one (``draft_loading.py``).
 
     Raises:
         ValueError: (``NotShipped``, ``CheckpointError``) there is no such checkpoint, or not for this target.
@@ -105,12 +112,17 @@ def drafter_bytes(config: PlannerConfig, target: Path, rows: int) -> int:
     index: int = drafter_class("lookup").most_bytes(rows) if copies else 0  # type: ignore[attr-defined]
     checkpoint = drafter_checkpoint(config, target)
     if checkpoint is None:
-        return index
-    from drafters.footprint import checkpoint_bytes  # which needs torch
+        return index, None
+    from drafters.compiled.base import reach  # which need torch
+    from drafters.footprint import checkpoint_bytes, compiled_bytes
 
     # What an exported target lends is what it stores.
     precision = config.precision if config.engine_name == "torch" else stored_precision(config.precision)
-    return index + checkpoint_bytes(checkpoint, target, precision, rows)
+    if config.engine_name in GRAPHS_BESIDE and find_spec("onnxruntime"):
+        graph = compiled_bytes(checkpoint, target, precision, rows, reach(rows))
+        if graph is not None:
+            return index + graph.own, graph
+    return index + checkpoint_bytes(checkpoint, target, precision, rows), None
 
 
 def lent_to_drafter(config: PlannerConfig, target: Path) -> tuple[str, ...]:

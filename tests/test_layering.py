@@ -63,7 +63,7 @@ ALLOWED = {
         *{"numpy", "ml_dtypes", "onnx", "torch", "spec_planner.__version__", "spec_planner.graphs", *_CONTRACTS},
         *{f"spec_planner.engines.{name}" for name in ("cache", "checkpoint", "decoder_config", "identity", "passes")},
         *{f"spec_planner.engines.{name}" for name in ("onnx_export", "session_target", "torch_graphs")},
-        *{"spec_planner.engines.torch_session", "drafters.checkpoint", "drafters.compiled.base", "drafters.registry"},
+        *{"spec_planner.engines.torch_session", "drafters.checkpoint", "drafters.registry"},
         "drafters.graphs.net_graphs",
     },
     "spec_planner/pipeline": {"spec_planner.decoding", "spec_planner.language", "spec_planner.world"},

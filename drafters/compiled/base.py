@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from spec_planner.decoding.contracts import TargetInfo
 
-from ..graphs.net_graphs import Compile, NetGraphs, Runner, SlotCache
+from ..graphs.net_graphs import AHEAD, Compile, NetGraphs, Runner, SlotCache
 
-AHEAD = 64  # rows beyond the context and the widest draft: a block's masks
 _STEP = 1024  # so that contexts of about the same length share what is written
 
 
@@ -29,8 +28,12 @@ class Compiling:
         """None without a compiler."""
         if compiler is None:
             return None
-        needed = info.context_length + info.max_nodes + AHEAD
-        return Compiling(compiler, -(-needed // _STEP) * _STEP)
+        return Compiling(compiler, reach(info.context_length + info.max_nodes))
+
+
+def reach(rows: int) -> int:
+    """Positions that rotary tables are written for: those of a context with its widest draft, ``rows``, and more."""
+    return -(-(rows + AHEAD) // _STEP) * _STEP
 
 
 class Compiled:
@@ -39,6 +42,14 @@ class Compiled:
     def __init__(self, graphs: NetGraphs, compiling: Compiling) -> None:
         self._runner: Runner = compiling.compiler(graphs)
         self.place = torch.empty(0)
+
+    @property
+    def engine(self) -> str:
+        return self._runner.engine
+
+    @property
+    def precision(self) -> str:
+        return self._runner.precision
 
     @property
     def num_bytes(self) -> int:

@@ -17,7 +17,11 @@ class CompiledDFlash(Compiled):
     """See ``draft_net.BlockNet``; of DFlash 2 the selector stays as it is."""
 
     def __init__(self, net: DFlashNet, head: DraftHead, compiling: Compiling) -> None:
-        """``net``: loaded, on the CPU in float32; ``head`` gives up the rows it has copied."""
+        """``net``: loaded, on the CPU in float32; ``head`` gives up the rows it has copied.
+
+        Raises:
+            TorchOnly: its block is too large.
+        """
         super().__init__(dflash_graphs(net, compiling.positions, head.weight, head.kept), compiling)
         head.give_up_rows()
         self.config, self._ways = net.config, ways_to_look(net)

@@ -33,7 +33,7 @@ import torch
 
 from ..nets.dflash2_net import DFlash2Layer, LocalMixing
 from ..nets.dflash_net import UNREACHED, DFlashNet, Looking
-from .net_graphs import NetGraphs, Weight
+from .net_graphs import AHEAD, NetGraphs, TorchOnly, Weight
 from .parts import (
     HeadForm,
     LayerForm,
@@ -85,7 +85,15 @@ def dflash_graphs(net: DFlashNet, positions: int, head: torch.Tensor, kept: torc
     Args:
         positions: rotary tables reach so far.
         head: the target's [V, d], lent; or, of the tokens ``kept``, a copy of its rows [V_d, d].
+
+    Raises:
+        TorchOnly: behind a context's end its block would leave the rotary tables.
     """
+    if net.config.block_size - 1 > AHEAD:
+        raise TorchOnly(
+            f"a block of more than {AHEAD + 1} slots, here {net.config.block_size}, has no graph: this draft network "
+            f"runs on torch only"
+        )
     config, ways = net.config, ways_to_look(net)
     mixing = net.layers[0].attention_conv if isinstance(net.layers[0], DFlash2Layer) else None
     form = DFlashForm(

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from spec_planner.graphs.weights import WeightWriter
 
 LAYOUT = 1  # raise when a graph or its weights change, so that those written before are left behind
+AHEAD = 64  # positions that rotary tables reach beyond the context and the widest draft: a block's masks
 
 
 class TorchOnly(ValueError):
-    """A network that has no graph; the message says what of it."""
+    """A network that has no graph, or none that runs here; the message says what of it, or why."""
 
 
 class Weight(NamedTuple):
@@ -115,7 +116,17 @@ class SlotCache(Protocol):
 
 
 class Runner(Protocol):
-    """Runs the steps of one written network."""
+    """Runs the steps of one written network.
+
+    Attributes:
+        engine: its name among the target's; ``precision``: of the matrices as written.
+    """
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def precision(self) -> str: ...
 
     @property
     def num_bytes(self) -> int:

@@ -99,12 +99,11 @@ class DraftModel:
 
     def __init__(self, net: ModelNet, head: DraftHead, name: str, context_length: int) -> None:
         self.net, self.head, self._cache = net, head, net.new_cache()
-        place = net.place
         self._info = TargetInfo(
             name=name,
-            engine="torch",
-            precision=str(place.dtype).removeprefix("torch."),
-            device=str(place.device),
+            engine=net.engine,
+            precision=net.precision,
+            device=str(net.place.device),
             vocabulary_size=head.vocabulary.size,
             hidden_size=net.sizes.hidden_size,
             num_layers=net.num_layers,

@@ -283,6 +283,12 @@ def as_borrowed(handle: Any) -> torch.Tensor:
 class DraftModule(nn.Module):
     """A draft network's own weights and where they are, as ``draft_net.py`` asks for them."""
 
+    engine = "torch"
+
+    @property
+    def precision(self) -> str:
+        return str(self.place.dtype).removeprefix("torch.")
+
     @property
     def num_bytes(self) -> int:
         return module_bytes(self)

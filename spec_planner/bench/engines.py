@@ -1,13 +1,17 @@
 """Engines against each other: every competitor answers every prompt, in turn, and ratios are taken prompt by prompt.
 
-    prompt 0   A B C D        all greedy, the same token ids in, the same number of tokens out,
+    prompt 0   A C B D        all greedy, the same token ids in, the same number of tokens out,
     prompt 1   C D A B        timed from the first token to the last: the prompt's own passes are not in it
+
+The first place goes round and the others are shuffled, by a seed: nobody always follows the same neighbour, whose
+weights fill the caches and whose threads may still be spinning.
 
 The number of tokens is that of the reference's answer: our float32 torch target, plain, up to its stop token.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,22 +84,24 @@ Round = Mapping[str, Reply]  # one prompt's replies by competitor's label
 
 
 def in_turns(competitors: Sequence[Competitor], questions: Sequence[Question]) -> Iterator[Round]:
-    """Every question to every competitor, beginning with another one each time."""
+    """Every question to every competitor: another one is first each time, the others are shuffled by a seed."""
     for index, question in enumerate(questions):
         first = index * len(competitors) // len(questions)
-        yield {
-            competitor.label: competitor.ask(question) for competitor in (*competitors[first:], *competitors[:first])
-        }
+        others = [*competitors[:first], *competitors[first + 1 :]]
+        random.Random(index).shuffle(others)
+        yield {competitor.label: competitor.ask(question) for competitor in (*competitors[first : first + 1], *others)}
 
 
 def rows(competitors: Sequence[Competitor], rounds: Sequence[Round], questions: Sequence[Question]) -> list[dict]:
     """The table: one row per competitor, over as many questions as have a round.
 
-    ``tokens_per_second`` and the ratios are medians with quartiles over prompts; of those whose answer was a single
-    token nothing is timed. A ratio above 1 is faster than what it is a ratio to: ``to_llama`` is llama.cpp plain at the
-    weights' same precision, ``to_fastest_llama`` plain at its fastest, ``to_fastest_llama_speculation`` its fastest
-    speculation. ``as_plain`` and ``as_reference`` count answers equal, token by token, to the same engine's plain one
-    and to the reference's.
+    ``tokens_per_second`` and the ratios are medians with quartiles over prompts. A round in which anybody said nothing
+    after its first pass cannot be timed and is dropped from them for all, so that all are of the same prompts; its
+    tokens are compared all the same. A ratio above 1 is faster than what it is a ratio to: ``to_llama`` is llama.cpp
+    plain in the weights' family, by the first that was named where several types are of one, ``to_fastest_llama`` plain
+    at its fastest, ``to_fastest_llama_speculation`` its fastest speculation. Answers under the grammar are others, of
+    another length: they have no ratios (None). ``as_plain`` and ``as_reference`` count answers equal, token by token,
+    to those of plain decoding by the same engine in the same precision, and to the reference's.
     """
     timed = [round_ for round_ in rounds if all(reply.timed > 0 for reply in round_.values())]
     fastest = _fastest(competitors, timed)
@@ -113,8 +119,11 @@ def _row(
     label, free = competitor.label, competitor.answers == "free text"
     replies = [round_[label] for round_ in rounds]
     passes = sum(reply.passes or 0 for reply in replies)
-    beside = _find(competitors, LLAMA, competitor.family)
-    own = _find(competitors, competitor.engine, competitor.family)
+    beside = next(
+        (c.label for c in competitors if c.plain and (c.engine, c.family) == (LLAMA, competitor.family)), None
+    )
+    itself = (competitor.engine, competitor.precision)
+    own = next((c.label for c in competitors if c.plain and (c.engine, c.precision) == itself), None)
     return {
         "engine": competitor.engine,
         "precision": competitor.precision,
@@ -125,9 +134,9 @@ def _row(
         "tokens": sum(len(reply.tokens) for reply in replies),
         "tokens_per_second": spread([round_[label].tokens_per_second for round_ in timed], 1) if timed else None,
         "tokens_per_pass": round(sum(reply.timed for reply in replies) / passes, 2) if passes else None,
-        "to_llama": _ratio(timed, label, beside),
-        "to_fastest_llama": _ratio(timed, label, fastest[True]),
-        "to_fastest_llama_speculation": _ratio(timed, label, fastest[False]),
+        "to_llama": _ratio(timed, label, beside) if free else None,
+        "to_fastest_llama": _ratio(timed, label, fastest[True]) if free else None,
+        "to_fastest_llama_speculation": _ratio(timed, label, fastest[False]) if free else None,
         "as_plain": sum(round_[label].tokens == round_[own].tokens for round_ in rounds) if own and free else None,
         "as_reference": sum(
             reply.tokens == question.answer for reply, question in zip(replies, questions, strict=False)
@@ -135,12 +144,6 @@ def _row(
         if free
         else None,
     }
-
-
-def _find(competitors: Sequence[Competitor], engine: str, family: str) -> str | None:
-    """Label of ``engine``'s plain decoding at a precision."""
-    found = (c.label for c in competitors if c.plain and (c.engine, c.family) == (engine, family))
-    return next(found, None)
 
 
 def _fastest(competitors: Sequence[Competitor], timed: Sequence[Round]) -> dict[bool, str | None]:

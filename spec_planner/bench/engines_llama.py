@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..decoding.contracts import PromptInput
 from ..decoding.draft_tree import DraftTree
 from ..engines.decoder_config import ModelError
-from .engines import Reply
+from .engines import LLAMA, Competitor, Question, Reply
 
 HOW_TO_INSTALL = "not installed: pip install llama-cpp-python (it is built from source), or spec_planner[bench]"
 # Our name of the precision that a type of GGUF stands beside.
@@ -52,13 +52,14 @@ class LlamaTarget:
         settings.flash_attn_type = int(flash_attention)
         self._context = llama_cpp.llama_init_from_model(self._model, settings)
         if not self._context:
+            llama_cpp.llama_model_free(self._model)
             raise ModelError(f"llama.cpp has no room for a context of {context_length} tokens: lower --context-length")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._length = self._pending = 0
         size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self.info = SimpleNamespace(
             name=path.parent.name,
-            engine="llama.cpp",
+            engine=LLAMA,
             precision=kind,
             context_length=context_length,
             max_nodes=_BATCH,
@@ -165,19 +166,48 @@ def lookup_draft(length: int) -> Draft:
 def load_fastest(path: Path, kind: str, context_length: int, threads: int,
                  prompts: Sequence[Sequence[int]], count: int) -> tuple[LlamaTarget, bool, int]:  # fmt: skip
     """The file loaded with what is fastest on ``prompts``: (target, flash attention, num_pred_tokens of lookup)."""
-    found: dict[bool, tuple[float, LlamaTarget]] = {}
-    for flash in (False, True):
-        target = LlamaTarget(path, kind, context_length=context_length, threads=threads, flash_attention=flash)
-        greedy(target, prompts[0], 4)  # the first passes of a kind may be slow
-        found[flash] = (sum(greedy(target, prompt, count).seconds for prompt in prompts), target)
-    flash = min(found, key=lambda flash: found[flash][0])
-    found[not flash][1].close()
-    target = found[flash][1]
-    length = min(
-        LOOKUP_LENGTHS,
-        key=lambda length: sum(greedy(target, prompt, count, lookup_draft(length)).seconds for prompt in prompts),
-    )
+    loaded: dict[bool, LlamaTarget] = {}
+    seconds: dict[bool, float] = {}
+    try:
+        for flash in (False, True):
+            loaded[flash] = target = LlamaTarget(
+                path, kind, context_length=context_length, threads=threads, flash_attention=flash
+            )
+            greedy(target, prompts[0], 4)  # the first passes of a kind may be slow
+            seconds[flash] = sum(greedy(target, prompt, count).seconds for prompt in prompts)
+        flash = min(seconds, key=lambda flash: seconds[flash])
+        target = loaded[flash]
+        length = min(
+            LOOKUP_LENGTHS,
+            key=lambda length: sum(greedy(target, prompt, count, lookup_draft(length)).seconds for prompt in prompts),
+        )
+    except BaseException:
+        for target in loaded.values():
+            target.close()
+        raise
+    loaded[not flash].close()
     return target, flash, length
+
+
+def competitors(target: LlamaTarget, flash: bool, length: int) -> list[Competitor]:
+    """Plain, and with prompt lookup of ``length`` tokens."""
+    kind, draft = target.info.precision, lookup_draft(length)
+
+    def plain(question: Question) -> Reply:
+        return greedy(target, question.ids, len(question.answer))
+
+    def lookup(question: Question) -> Reply:
+        return greedy(target, question.ids, len(question.answer), draft)
+
+    named = (LLAMA, kind, PRECISION_OF[kind])
+    return [
+        Competitor(*named, "plain", plain, settings=flash_words(flash)),
+        Competitor(*named, "prompt lookup", lookup, settings=f"lookup of {length} tokens"),
+    ]
+
+
+def flash_words(flash: bool) -> str:
+    return f"flash attention {'on' if flash else 'off'}"
 
 
 def library() -> Any:

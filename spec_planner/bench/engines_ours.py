@@ -50,7 +50,7 @@ class OurEngine:
         Raises:
             ValueError: the engine or a drafter cannot be loaded; one sentence.
         """
-        self.config = config
+        self.config, self._drafter_under_the_grammar = config, drafters[0]
         self._pipeline = build_pipeline(replace(config, drafter=drafters[0]), report)
         self._prefix_cache = PrefixCache()
         self._drafters: dict[str, tuple[Drafter, DraftBudget]] = {}
@@ -88,9 +88,9 @@ class OurEngine:
                 lambda question, name=name: self._answer(question.ids, len(question.answer), *self._drafters[name]),
                 settings=settings,
             )
-        if grammar and self._drafters:
+        if grammar:
             yield Competitor(
-                *(engine, precision, precision, next(iter(self._drafters)), self._under_the_grammar),
+                *(engine, precision, precision, self._drafter_under_the_grammar, self._under_the_grammar),
                 answers="grammar",
                 settings=settings,
             )

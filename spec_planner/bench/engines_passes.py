@@ -1,7 +1,8 @@
 """What a pass costs by its width and its context, and the least it could: reading weights and keys from memory once.
 
 The floor of a pass is (bytes of weights + bytes of the context's keys and values) ÷ bandwidth, whatever its width: the
-bandwidth is measured here, by as many threads, reading far more than the caches hold.
+bandwidth is measured here, by as many threads, reading far more than the caches hold. Of an embedding that is not the
+head too, a pass looks up a few rows, so it is no part of those weights.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ CONTEXTS = (128, 512, 1024, 2048, 4096)
 _WARM_UP = 2
 _STREAMED_BYTES = 512 << 20
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The same of an embedding that an engine stores otherwise, with the scales of its blocks of 32 values.
+_BYTES_IN_GRAPHS = {"float32": 4, "bfloat16": 4, "int8": 36 / 32, "int4": 36 / 32}
+_BYTES_IN_GGUF = {"F32": 4, "F16": 2, "BF16": 2}
+_BYTES_IN_8_BITS = 34 / 32
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,15 @@ def measure_passes(target: Any, ids: Sequence[int], grid: Mapping[int, Sequence[
     target.truncate(0)
 
 
+def fastest_cells(timed: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
+    """Of (setting, cell) the faster setting of each context and width."""
+    fastest: dict[tuple[int, int], tuple[str, Cell]] = {}
+    for choice in timed:
+        place = (choice[1].context, choice[1].width)
+        fastest[place] = min(fastest.get(place, choice), choice, key=lambda one: one[1].milliseconds["median"])
+    return list(fastest.values())
+
+
 def bandwidth(threads: int, seconds: float = 1.0) -> float:
     """Bytes per second that ``threads`` threads read from memory: the fastest of the passes that fit in the time."""
     import torch
@@ -77,16 +91,26 @@ def bandwidth(threads: int, seconds: float = 1.0) -> float:
 
 
 def read_bytes(info: Any, config: DecoderConfig, context: int) -> int:
-    """Bytes that a pass after ``context`` tokens must read: all weights, and the keys and values.
+    """Bytes that a pass after ``context`` tokens must read: the weights it multiplies with, and the keys and values.
 
     OpenVINO computes in bfloat16 over weights stored as float32, of which it makes a copy of half the size, and ONNX
     Runtime and OpenVINO keep float32 keys and values whatever the weights are. llama.cpp keeps them in float16.
     """
     weights = info.weight_bytes
+    if not config.tied_head:
+        weights -= config.vocabulary_size * config.hidden_size * _embedding_value_bytes(info)
     if info.engine == "openvino" and info.precision == "bfloat16":
         weights //= 2
     value = 2 if info.engine == "llama.cpp" else _BYTES_PER_VALUE[info.precision] if info.engine == "torch" else 4
     return int(weights) + 2 * config.num_layers * config.num_kv_heads * config.head_dim * context * value
+
+
+def _embedding_value_bytes(info: Any) -> float:
+    if info.engine == "torch":
+        return _BYTES_PER_VALUE[info.precision]
+    if info.engine == "llama.cpp":
+        return _BYTES_IN_GGUF.get(info.precision, _BYTES_IN_8_BITS)
+    return _BYTES_IN_GRAPHS[info.precision]
 
 
 def floor_milliseconds(info: Any, config: DecoderConfig, context: int, bytes_per_second: float) -> float:

@@ -32,7 +32,8 @@ def plot(content: dict[str, Any], path: Path) -> None:
     style = {"svg.hashsalt": "spec_planner", "svg.fonttype": "none", "font.size": 8, "axes.grid": True,
              "grid.alpha": 0.3}  # fmt: skip
     with matplotlib.rc_context(style):
-        figure, axes = pyplot.subplots(1, len(widths) + 1, figsize=(3.2 * (len(widths) + 1), 4.2), sharey=True)
+        size = (3.2 * (len(widths) + 1), 4.2)
+        figure, ((*axes,),) = pyplot.subplots(1, len(widths) + 1, figsize=size, sharey=True, squeeze=False)
         for index, (engine, precision) in enumerate(named):
             own = [cell for cell in cells if (cell["engine"], cell["precision"]) == (engine, precision)]
             colour = palette[index % len(palette)]
@@ -40,7 +41,8 @@ def plot(content: dict[str, Any], path: Path) -> None:
                 _line(
                     axis, [cell for cell in own if cell["width"] == width], "context", colour, f"{engine} {precision}"
                 )
-            _line(axes[-1], [cell for cell in own if cell["context"] == content["context"]], "width", colour, "")
+            of_context = [cell for cell in own if cell["context"] == content["context"]]
+            _line(axes[-1], of_context, "width", colour, "" if widths else f"{engine} {precision}")
         for axis, width in zip(axes, widths, strict=False):
             axis.set_title(f"{width} row{'s' if width > 1 else ''}")
             axis.set_xlabel("tokens of context")

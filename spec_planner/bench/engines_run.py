@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from ..engines.decoder_config import read_decoder_config
 from ..pipeline.types import PlanRequest
 from ..target_loading import load_target
 from . import engines_llama as llama
-from .engines import REFERENCE, Competitor, Question, Reply, Round, in_turns, rows
+from .engines import LLAMA, REFERENCE, Competitor, Question, Round, in_turns, rows
 from .engines_accuracy import read_answers
 from .engines_ours import AnyWidth, OurEngine, cycle_figures
-from .engines_passes import bandwidth, floor_milliseconds, measure_passes
+from .engines_passes import Cell, bandwidth, fastest_cells, floor_milliseconds, measure_passes
 from .gguf_model import gguf_file
 
 Report = Callable[[str], None]
@@ -62,7 +63,8 @@ class EngineBench:
     """Everything loaded for one run. ``close`` when done.
 
     Attributes:
-        content: what was found so far: ``rows``, ``left_out``, ``cycles``, ``accuracy``, ``passes``.
+        content: what was found so far: ``rows``, ``left_out``, ``cycles``, ``accuracy``, ``passes``; ``libraries`` are
+            the others' versions.
     """
 
     def __init__(self, config: PlannerConfig, directory: Path, selection: Selection, report: Report) -> None:
@@ -71,7 +73,8 @@ class EngineBench:
         self._llama: dict[str, llama.LlamaTarget] = {}
         self._competitors: list[Competitor] = []
         self.infos: dict[Named, TargetInfo] = {}
-        self.content: dict[str, Any] = {"rows": [], "left_out": [], "cycles": [], "accuracy": [], "passes": []}
+        lists: dict[str, Any] = {part: [] for part in ("rows", "left_out", "cycles", "accuracy", "passes")}
+        self.content: dict[str, Any] = {**lists, "libraries": {}}
 
     def ask_reference(self, requests: Sequence[PlanRequest]) -> list[Question]:
         """Every request with the reference's answer; loads the reference.
@@ -95,16 +98,17 @@ class EngineBench:
             self._competitors += ours.competitors(grammar=True) if ours else ()
         for kind in self._selection.llama:
             self._competitors += (
-                self._or_left_out("llama.cpp", kind, lambda kind=kind: self._load_llama(kind, tried_on)) or ()
+                self._or_left_out(LLAMA, kind, lambda kind=kind: self._load_llama(kind, tried_on)) or ()
             )
         for precision in self._selection.transformers:
             made = self._or_left_out(
                 "transformers", precision, lambda precision=precision: self._load_transformers(precision, tried_on)
             )
             self._competitors += made or ()
-        self._report(f"warming up {len(self._competitors)} competitors")
-        for _ in in_turns(self._competitors, tried_on[:1]):
-            pass  # what is lazy is done now, and budgets have learnt
+        own = [competitor for competitor in self._competitors if competitor.engine in PRECISIONS_OF]
+        self._report(f"warming up {len(own)} competitors")
+        for _ in in_turns(own, tried_on[:1]):
+            pass  # what is lazy is done now, and budgets have learnt; the others answered when settings were chosen
 
     def speed(self, questions: Sequence[Question]) -> Iterator[int]:
         """Everybody answers every question, by turns; yields how many are done, ``rows`` being up to date."""
@@ -134,7 +138,7 @@ class EngineBench:
         """Perplexity of the reference's answers and agreement with its likeliest tokens."""
         reference = read_answers(self._ours[REFERENCE].target, questions)
         targets = [(*named, ours.target) for named, ours in self._chosen()]
-        targets += [("llama.cpp", kind, target) for kind, target in self._llama.items()]
+        targets += [(LLAMA, kind, target) for kind, target in self._llama.items()]
         for engine, precision, target in targets:
             self._report(f"accuracy: {engine} {precision}")
             reading = read_answers(target, questions)
@@ -149,28 +153,37 @@ class EngineBench:
     def passes(self, ids: Sequence[int], grid: Mapping[int, Sequence[int]], repeats: int) -> Iterator[None]:
         """Milliseconds of passes of widths ``grid[context]``, with their floor. Yields after each engine.
 
-        Each is loaded by itself, with room for the longest context; what was loaded before is freed.
+        Each is loaded by itself, with room for the longest context; what was loaded before is freed. llama.cpp's are
+        timed with flash attention and without, and each cell keeps the faster, with its ``settings``.
         """
         decoder = read_decoder_config(self._directory)
         self.content["bandwidth"] = found = bandwidth(self._config.threads)
         self._report(f"memory bandwidth with {self._config.threads} threads: {found / 1e9:.1f} GB/s")
         self.close()
         room = -(-max(context + max(widths) for context, widths in grid.items()) // 64) * 64
-        for engine, precision, load in self._passers(room):
-            target = self._or_left_out(engine, precision, load)
-            if target is None:
-                continue
-            self._report(f"passes: {engine} {precision}")
+        for engine, precision, ways in self._passers(room):
+            timed: list[tuple[str, Cell]] = []
             try:
-                for cell in measure_passes(target, ids, grid, repeats):
-                    self.content["passes"].append(
-                        {
-                            **{"engine": engine, "precision": precision, **asdict(cell)},
-                            "floor_ms": round(floor_milliseconds(target.info, decoder, cell.context, found), 2),
-                        }
-                    )
-            finally:
-                target.close()
+                for settings, load in ways.items():
+                    target = self._or_left_out(engine, precision, load)
+                    if target is None:
+                        break
+                    self._report(f"passes: {engine} {precision}{', ' if settings else ''}{settings}")
+                    info = target.info
+                    self._note_versions((engine, precision), info)
+                    try:
+                        for cell in measure_passes(target, ids, grid, repeats):
+                            timed.append((settings, cell))
+                    finally:
+                        target.close()
+            finally:  # of a run that is stopped, too
+                self.content["passes"] += [
+                    {
+                        **{"engine": engine, "precision": precision, "settings": settings, **asdict(cell)},
+                        "floor_ms": round(floor_milliseconds(info, decoder, cell.context, found), 2),
+                    }
+                    for settings, cell in fastest_cells(timed)
+                ]
             yield
 
     def close(self) -> None:
@@ -188,7 +201,7 @@ class EngineBench:
     def _load(self, named: Named) -> OurEngine:
         config = replace(self._config, engine=named[0], precision=named[1])
         self._ours[named] = engine = OurEngine(config, self._selection.drafters, self._report)
-        self.infos[named] = engine.pipeline.info
+        self._note_versions(named, engine.pipeline.info)
         return engine
 
     def _load_llama(self, kind: str, tried_on: Sequence[Question]) -> list[Competitor]:
@@ -200,26 +213,15 @@ class EngineBench:
             path, kind, config.context_length, config.threads, prompts, _TRIED_TOKENS
         )
         self._llama[kind] = target
-        self.content.setdefault("llama.cpp", target.info.versions)
-        draft, attention = llama.lookup_draft(length), f"flash attention {'on' if flash else 'off'}"
-
-        def plain(question: Question) -> Reply:
-            return llama.greedy(target, question.ids, len(question.answer))
-
-        def lookup(question: Question) -> Reply:
-            return llama.greedy(target, question.ids, len(question.answer), draft)
-
-        family = llama.PRECISION_OF[kind]
-        return [
-            Competitor("llama.cpp", kind, family, "plain", plain, settings=attention),
-            Competitor("llama.cpp", kind, family, "prompt lookup", lookup, settings=f"lookup of {length} tokens"),
-        ]
+        self._note_versions((LLAMA, kind), target.info)
+        return llama.competitors(target, flash, length)
 
     def _load_transformers(self, precision: str, tried_on: Sequence[Question]) -> list[Competitor]:
         from .engines_transformers import Generator
 
         self._report(f"loading transformers {precision}, choosing its settings")
         model = Generator(self._directory, precision, self._config.threads)
+        self.content["libraries"]["transformers"] = model.version
         length = model.fastest_lookup([question.ids for question in tried_on], _TRIED_TOKENS)
         return [
             Competitor(
@@ -233,35 +235,29 @@ class EngineBench:
             ),
         ]
 
-    def _passers(self, room: int) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-        """What passes are timed of, and how to load it with a context of ``room`` tokens."""
+    def _passers(self, room: int) -> Iterator[tuple[str, str, dict[str, Callable[[], Any]]]]:
+        """What passes are timed of, and how to load it with a context of ``room`` tokens, by settings to try."""
         settings = {**asdict(self._config), "context_length": room, "drafter": "none"}
         for engine, precision in self._selection.engines:
             config = AnyWidth(**{**settings, "engine": engine, "precision": precision})
-            yield engine, precision, lambda config=config: load_target(config, self._directory, self._report)
+            yield engine, precision, {"": partial(load_target, config, self._directory, self._report)}
         for kind in self._selection.llama:
-            yield (
-                "llama.cpp",
-                kind,
-                lambda kind=kind: llama.LlamaTarget(
-                    self._gguf(kind),
-                    kind,
-                    context_length=room,
-                    threads=self._config.threads,
-                    flash_attention=self._flash(kind),
-                ),
-            )
+            ways = {llama.flash_words(flash): partial(self._llama_target, kind, room, flash) for flash in (False, True)}
+            yield LLAMA, kind, ways
+
+    def _llama_target(self, kind: str, room: int, flash: bool) -> llama.LlamaTarget:
+        path, threads = self._gguf(kind), self._config.threads
+        return llama.LlamaTarget(path, kind, context_length=room, threads=threads, flash_attention=flash)
+
+    def _note_versions(self, named: Named, info: Any) -> None:
+        if named[0] == LLAMA:
+            self.content["libraries"].update(info.versions)
+        else:
+            self.infos[named] = info
 
     def _gguf(self, kind: str) -> Path:
         llama.library()  # before a file is made that nobody reads
         return gguf_file(self._directory, kind, self._report)
-
-    def _flash(self, kind: str) -> bool:
-        """As chosen for its answers."""
-        found = (
-            row["settings"] for row in self.content["rows"] if row["engine"] == "llama.cpp" and row["precision"] == kind
-        )
-        return "flash attention on" in next(found, "")
 
     def _or_left_out(self, engine: str, precision: str, load: Callable[[], Any]) -> Any:
         """What ``load`` returns; None, noted with the reason, where it cannot be had here."""

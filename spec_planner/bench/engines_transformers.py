@@ -20,6 +20,7 @@ class Generator:
         import torch
         import transformers
 
+        self.version: str = transformers.__version__
         torch.set_num_threads(threads)
         with quiet_transformers():
             self._model = transformers.AutoModelForCausalLM.from_pretrained(

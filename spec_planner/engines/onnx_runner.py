@@ -87,7 +87,6 @@ class RowCache:
             self.slots = HostCache(self._sizes, len(self.layers), self._capacity)
             self.slots.resize(old.extent, keep=0)
             self.slots.view()[:] = old.view()
-            self.bindings.clear()
         if self.slots.follow(needed, self.length):
             self.bindings.clear()
         return self.slots.extent

@@ -90,7 +90,7 @@ class WeightFile:
 
     @property
     def precision(self) -> str:
-        """"float32", or of the quantised matrices "int8" or "int4"."""
+        """Of the matrices: "float32", or where they are quantised "int8" or "int4"."""
         if not any(name.endswith(".codes") for name in self.table):
             return "float32"
         return "int4" if any(name.endswith(".zero_points") for name in self.table) else "int8"

@@ -1,6 +1,6 @@
 """The memory that a configuration needs, line by line, from files that say so before anything is loaded.
 
-    weights      read by passes        copies     of weights, packed for an engine's kernels
+    weights      read by passes        copies     of weights, the drafter's too, packed for an engine's kernels
     kv           cache at capacity     restored   embedding and head in float32, where the target's are quantised
     drafter      its own               borrowed   read where the target holds it; in ``weights`` already
     activations  of the widest pass    workspace  what the library takes besides
@@ -19,7 +19,7 @@ from ..drafter_choice import GRAFT, chosen, drafter_bytes, lent_to_drafter
 from ..engines.decoder_config import read_decoder_config
 from ..engines.default_model import model_directory
 from ..graphs.block_quant import PRECISION_BITS, stored_precision
-from .engine_needs import Needs, engine_needs
+from .engine_needs import Needs, engine_needs, onnx_arena
 from .sizes import BYTES_PER_VALUE
 
 PASS_ROOM = 64  # slots the target's cache holds beyond the context, so that its widest pass always fits
@@ -64,12 +64,17 @@ def memory_budget(config: PlannerConfig, directory: Path) -> MemoryBudget:
     """
     config = chosen(config, directory)
     alone = target_budget(config, directory)
-    own = drafter_bytes(config, directory, config.context_length + PASS_ROOM)
+    rows = config.context_length + PASS_ROOM
+    own, graph = drafter_bytes(config, directory, rows)
     lent = lent_to_drafter(config, directory)
     if lent:
         borrowed, restored = _lent_bytes(config, directory, lent)
-        workspace = alone.workspace + (TORCH_BUFFERS if config.engine_name != "torch" else 0)
-        return replace(alone, drafter=own, borrowed=borrowed, restored=restored, workspace=workspace)
+        beside = TORCH_BUFFERS if config.engine_name != "torch" else 0
+        if graph is not None:
+            # Measured: Medusa's, which have no cache, take nothing besides.
+            beside = graph.inputs + max(onnx_arena(graph.num_heads, rows), TORCH_BUFFERS if graph.inputs else 0)
+        need = replace(alone, drafter=own, borrowed=borrowed, restored=restored, workspace=alone.workspace + beside)
+        return replace(need, copies=need.copies + (graph.copies if graph else 0))
     if config.drafter.removeprefix(GRAFT) != "draft-model":
         return replace(alone, drafter=own)
     if config.draft_model:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config import PRECISIONS_OF, PlannerConfig
+from ..config import DEVICES_OF, PRECISIONS_OF, PlannerConfig
 from ..drafter_choice import GRAFT, chosen
 from ..engines.decoder_config import ModelError, read_decoder_config
 from ..graphs.block_quant import BLOCK, PRECISION_BITS
@@ -32,7 +32,7 @@ class Fit:
     @property
     def fits(self) -> bool | None:
         """None where it is unknown what there is."""
-        return self.needed <= self.memory.available if self.memory.available else None
+        return None if self.memory.available is None else self.needed <= self.memory.available
 
 
 def check_budget(config: PlannerConfig, directory: Path, report: Callable[[str], None] = lambda line: None) -> None:
@@ -52,8 +52,7 @@ def check_budget(config: PlannerConfig, directory: Path, report: Callable[[str],
         raise ModelError(
             f"drafter {config.drafter!r} needs the package {error.name}: install it, or set drafter to lookup"
         ) from error
-    have = f"{gigabytes(fit.memory.available)} are available" if fit.memory.available else "what there is is unknown"
-    report(f"memory: {gigabytes(fit.needed)} are needed on {fit.memory.device}, {have}")
+    report(f"memory: {gigabytes(fit.needed)} are needed on {fit.memory.device}, {_available(fit.memory)}")
     if fit.fits is False:
         raise DoesNotFit(f"{shortage(fit)}: {remedy(config, directory, fit)}")
 
@@ -85,23 +84,25 @@ def device_memory(config: PlannerConfig) -> Memory:
 
 def shortage(fit: Fit) -> str:
     """What is needed and what there is."""
-    return (
-        f"the planner needs {gigabytes(fit.needed)} of memory on {fit.memory.device} and "
-        f"{gigabytes(fit.memory.available)} are available"
-    )
+    need = f"the planner needs {gigabytes(fit.needed)} of memory on {fit.memory.device}"
+    return f"{need} and {_available(fit.memory)}"
 
 
 def remedy(config: PlannerConfig, directory: Path, short: Fit) -> str:
-    """What to lower, with what the planner would then need: of each kind of setting the mildest change that fits."""
+    """What to lower, with what the planner would then need: of each kind of setting the mildest change that fits.
+
+    Where none does, another engine that runs on the CPU.
+    """
     config = chosen(config, directory)
     held = short.budget.total - short.needed if short.memory.device == "cpu" else 0
-    ways = []
-    for changes in (_precisions(config, directory), _contexts(config), _drafters(config)):
+
+    def mildest(changes: Iterable[tuple[str, PlannerConfig]]) -> list[str]:
         fits = [(measure(lower, directory, short.memory, held), name) for name, lower in changes]
         enough = [(fit.needed, name) for fit, name in fits if fit.needed < short.needed and fit.fits]
-        if enough:
-            needed, name = max(enough)
-            ways.append(f"{name} ({gigabytes(needed)})")
+        return [f"{name} ({gigabytes(needed)})" for needed, name in sorted(enough)[-1:]]
+
+    kinds = (_precisions(config, directory), _contexts(config), _drafters(config))
+    ways = [way for changes in kinds for way in mildest(changes)] or mildest(_engines(config, directory))
     if not ways:
         return "use a smaller model, or end what else holds memory"
     return f"set {', or '.join(ways)}, or use a smaller model"
@@ -111,12 +112,31 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
+def _available(memory: Memory) -> str:
+    return "what there is is unknown" if memory.available is None else f"{gigabytes(memory.available)} are available"
+
+
 def _precisions(config: PlannerConfig, directory: Path) -> Iterator[tuple[str, PlannerConfig]]:
-    blocks = read_decoder_config(directory).hidden_size % BLOCK == 0
-    for precision in PRECISIONS_OF[config.engine_name]:
-        exportable = blocks or precision not in _QUANTISED or config.engine_name == "tensorrt"
-        if precision != config.precision and exportable:
+    for precision in _runnable(config.engine_name, directory):
+        if precision != config.precision:
             yield f"precision to {precision}", replace(config, engine=config.engine_name, precision=precision)
+
+
+def _engines(config: PlannerConfig, directory: Path) -> Iterator[tuple[str, PlannerConfig]]:
+    if config.device == "cuda" or config.engine_name == "tensorrt":
+        return
+    for engine, places in DEVICES_OF.items():
+        if engine == config.engine_name or "cpu" not in places:
+            continue
+        for precision in _runnable(engine, directory):
+            also = "" if precision == config.precision else f" with precision {precision}"
+            yield f"engine to {engine}{also}", replace(config, engine=engine, precision=precision)
+
+
+def _runnable(engine: str, directory: Path) -> list[str]:
+    """Precisions that ``engine`` runs the model in; a row of a matrix must fill whole blocks to be quantised."""
+    anything = engine == "tensorrt" or read_decoder_config(directory).hidden_size % BLOCK == 0
+    return [precision for precision in PRECISIONS_OF[engine] if anything or precision not in _QUANTISED]
 
 
 def _contexts(config: PlannerConfig) -> Iterator[tuple[str, PlannerConfig]]:

@@ -24,7 +24,8 @@ from pathlib import Path
 from ..config import PlannerConfig
 from ..decoding.prefix_cache import CHUNK
 from ..engines.decoder_config import DecoderConfig, read_decoder_config
-from ..engines.passes import DECODE_WIDTHS, Extents
+from ..engines.passes import BITWISE_EXTENT_STEP, DECODE_WIDTHS, Extents
+from .available import torch_sees_a_gpu
 from .sizes import BYTES_PER_VALUE, Weights, read_weights
 
 _MIB = 1 << 20
@@ -65,6 +66,10 @@ class Needs:
 def engine_needs(config: PlannerConfig, directory: Path, num_layers: int | None = None) -> Needs:
     """For the checkpoint in ``directory`` on the engine and in the precision of ``config``; of all or some layers.
 
+    On a GPU all but ``stored``, ``weights`` and ``kv`` are estimates that were never measured. Torch keeps the results
+    of every pass it has recorded there: counted are, for each extent, a draft at its full width and a prompt's chunk.
+    A measured draft budget records more widths, and a library's own workspaces are not counted.
+
     Raises:
         ModelError: the directory cannot be used.
     """
@@ -81,9 +86,10 @@ def engine_needs(config: PlannerConfig, directory: Path, num_layers: int | None 
     value = BYTES_PER_VALUE.get(config.precision, 2)  # a quantised TensorRT engine computes in half precision
     stored = weights.in_torch(config.precision) if on_torch else weights.in_tensorrt(config.precision)
     tables = 2 * shape.slots * decoder.head_dim * value
+    recorded = shape.recorded(value) if on_torch and config.device != "cpu" and torch_sees_a_gpu() else 0
     scores = 0 if on_torch else shape.scores(value)
     activations = shape.layer(value) + shape.mask(value) + shape.logits(value) + scores
-    return Needs(stored, stored, 0, shape.cache(value), activations, tables)
+    return Needs(stored, stored, 0, shape.cache(value), activations, tables + recorded)
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,30 @@ class _PassShape:
         """Of the scored rows, and as float32 for the sampler."""
         return self.scored * self.decoder.vocabulary_size * (size + 4)
 
+    def recorded(self, size: int) -> int:
+        """Logits that recorded passes keep (``engines/torch_graphs.py``): all of a draft's, one of a chunk's."""
+        extents = -(-self.slots // BITWISE_EXTENT_STEP)
+        return extents * (self.scored + 1) * self.decoder.vocabulary_size * size
+
 
 def _onnx(weights: Weights, precision: str, shape: _PassShape) -> Needs:
     stored, packed, embedding = (weights.exported(precision), weights.packed(precision), weights.embedding(precision))
     live = int(_ONNX_SCORES * shape.scores(4)) + shape.layer(4)
+    workspace = _arena(live) - live + _ONNX_LAYER * shape.decoder.num_layers
+    return Needs(stored, embedding + _vectors(weights, precision), packed, shape.cache(4), live, workspace)
+
+
+def onnx_arena(num_heads: int, slots: int) -> int:
+    """Of a draft network, whose passes are a chunk of a prompt wide at most; ``num_heads`` 0: none of it looks back."""
+    return _arena(int(_ONNX_SCORES * num_heads * CHUNK * slots * 4))
+
+
+def _arena(live: int) -> int:
+    """Regions of 1, 2, 4, … MiB that hold ``live`` bytes."""
     arena = _MIB
     while arena < _ONNX_SLACK * live:
         arena = 2 * arena + _MIB
-    workspace = arena - live + _ONNX_LAYER * shape.decoder.num_layers
-    return Needs(stored, embedding + _vectors(weights, precision), packed, shape.cache(4), live, workspace)
+    return arena
 
 
 def _openvino(weights: Weights, precision: str, shape: _PassShape) -> Needs:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.decoder_config import DecoderConfig, ModelError
-from ..graphs.block_quant import BLOCK, PRECISION_BITS, matrix_bytes, stored_precision
+from ..graphs.block_quant import PRECISION_BITS, matrix_bytes, packed_bytes, stored_precision
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HEADER_LIMIT = 100_000_000  # of a safetensors header, by the format's own definition
-_COLUMNS = 16  # ONNX Runtime packs float32 matrices this many outputs at a time
 # Bits of a layer's weight and of the head's on TensorRT, scales included, where they are quantised.
 _TENSORRT_BITS = {"int8": (8, 8), "int4": (4.25, 8), "fp8": (8, 8), "nvfp4": (4.5, 8)}
 
@@ -70,8 +69,8 @@ class Weights:
     def packed(self, precision: str) -> int:
         """The same as ONNX Runtime packs them for its kernels."""
         layer_bits, outer_bits = PRECISION_BITS[stored_precision(precision)]
-        matrices = sum(_packed(*shape, layer_bits) for shape in self.layers if len(shape) == 2)
-        return matrices + _packed(*self._head, outer_bits)
+        matrices = sum(packed_bytes(*shape, layer_bits) for shape in self.layers if len(shape) == 2)
+        return matrices + packed_bytes(*self._head, outer_bits)
 
     @property
     def _head(self) -> tuple[int, int]:
@@ -118,13 +117,6 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _stored(shape: tuple[int, ...], bits: int | None) -> int:
     return matrix_bytes(*shape, bits) if len(shape) == 2 else 4 * math.prod(shape)
-
-
-def _packed(rows: int, columns: int, bits: int | None) -> int:
-    if bits is None:
-        return 4 * columns * -(-rows // _COLUMNS) * _COLUMNS
-    # Codes, and for each block its scale and the product of scale and sum that its zero point is multiplied with.
-    return rows * -(-columns // BLOCK) * (BLOCK * bits // 8 + 8)
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

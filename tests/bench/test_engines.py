@@ -20,7 +20,7 @@ from spec_planner.bench.engines import Competitor, Question, Reply, in_turns, ro
 from spec_planner.bench.engines_accuracy import read_answers
 from spec_planner.bench.engines_llama import greedy
 from spec_planner.bench.engines_ours import AnyWidth, OurEngine, cycle_figures
-from spec_planner.bench.engines_passes import floor_milliseconds, measure_passes, read_bytes
+from spec_planner.bench.engines_passes import Cell, fastest_cells, floor_milliseconds, measure_passes, read_bytes
 from spec_planner.bench.engines_plot import plot
 from spec_planner.bench.engines_table import tables
 from spec_planner.bench.engines_transformers import Generator
@@ -64,13 +64,20 @@ def scripted(engine, precision, family, decoding, replies, asked):
     return Competitor(engine, precision, family, decoding, ask)
 
 
-def test_everybody_answers_every_question_and_begins_once():
-    asked = []
+def test_everybody_answers_every_question_begins_once_and_follows_others_each_time():
+    names, asked = "abcdefgh", []
     reply = Reply((1, 2), 1, 1.0)
-    competitors = [scripted(name, "p", "p", "plain", [reply] * 3, asked) for name in "abc"]
-    rounds = list(in_turns(competitors, [Question((i,), REQUEST, (1, 2)) for i in range(3)]))
-    assert [engine for engine, _, _ in asked] == [*"abc", *"bca", *"cab"]
-    assert all(len(round_) == 3 for round_ in rounds)
+    competitors = [scripted(name, "p", "p", "plain", [reply] * 8, asked) for name in names]
+    questions = [Question((i,), REQUEST, (1, 2)) for i in range(8)]
+    rounds = list(in_turns(competitors, questions))
+    orders = ["".join(engine for engine, _, index in asked if index == i) for i in range(8)]
+    assert all(sorted(order) == sorted(names) for order in orders) and all(len(round_) == 8 for round_ in rounds)
+    assert [order[0] for order in orders] == [*names]
+    before = {name: {order[order.index(name) - 1] for order in orders if order[0] != name} for name in names}
+    assert all(len(neighbours) > 2 for neighbours in before.values())
+    asked.clear()
+    list(in_turns(competitors, questions))
+    assert "".join(engine for engine, _, _ in asked) == "".join(orders)
 
 
 def test_ratios_are_prompt_by_prompt_and_tokens_are_compared():
@@ -94,6 +101,35 @@ def test_ratios_are_prompt_by_prompt_and_tokens_are_compared():
     assert slow["to_fastest_llama"] == {"median": 0.38, "low": 0.31, "high": 0.44}
     assert (speculative["as_plain"], speculative["as_reference"], speculative["tokens_per_pass"]) == (1, 1, 2.0)
     assert engines_run.plain_step(found) == {"engine": "onnx", "precision": "int8", "milliseconds": 666.67}
+
+
+def test_two_types_of_one_family_have_their_own_plain_and_the_first_is_compared_with():
+    asked, said = [], (1, 2, 3)
+    other = (1, 2, 4)
+    competitors = [
+        scripted("onnx", "int4", "int4", "plain", [Reply(said, 2, 1.0, 2)], asked),
+        scripted("llama.cpp", "Q4_1", "int4", "plain", [Reply(other, 2, 2.0, 2)], asked),
+        scripted("llama.cpp", "Q4_1", "int4", "lookup", [Reply(other, 2, 2.0, 2)], asked),
+        scripted("llama.cpp", "Q4_0", "int4", "plain", [Reply(said, 2, 4.0, 2)], asked),
+        scripted("llama.cpp", "Q4_0", "int4", "lookup", [Reply(said, 2, 4.0, 2)], asked),
+    ]
+    questions = [Question((0,), REQUEST, said)]
+    found = rows(competitors, list(in_turns(competitors, questions)), questions)
+    assert [row["as_plain"] for row in found] == [1] * 5
+    assert [row["to_llama"]["median"] for row in found] == [2.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_answers_under_the_grammar_have_no_ratios():
+    asked, said = [], (1, 2, 3)
+    ours = scripted("onnx", "int8", "int8", "eagle3", [Reply(said, 2, 1.0, 2)], asked)
+    competitors = [
+        dataclasses.replace(ours, answers="grammar"),
+        scripted("llama.cpp", "Q8_0", "int8", "plain", [Reply(said, 2, 2.0, 2)], asked),
+    ]
+    questions = [Question((0,), REQUEST, said)]
+    row, beside = rows(competitors, list(in_turns(competitors, questions)), questions)
+    assert row["to_llama"] is row["to_fastest_llama"] is row["to_fastest_llama_speculation"] is None
+    assert row["tokens_per_second"]["median"] == 2.0 and beside["to_llama"]["median"] == 1.0
 
 
 def test_without_llama_there_is_no_ratio_and_a_single_token_is_not_timed():
@@ -178,6 +214,29 @@ class TestPasses:
         assert read_bytes(info, config, 10) == expected
         assert floor_milliseconds(info, config, 10, 1e6) == pytest.approx(expected / 1e3)
 
+    @pytest.mark.parametrize(
+        ("engine", "precision", "value"),
+        [
+            *(("torch", "bfloat16", 2), ("onnx", "float32", 4), ("onnx", "int4", 1.125)),
+            *(("llama.cpp", "F32", 4), ("llama.cpp", "Q4_0", 1.0625)),
+        ],
+    )
+    def test_an_embedding_that_is_not_the_head_is_not_read(self, tmp_path, engine, precision, value):
+        config = read_decoder_config(make_tiny_model(tmp_path / "untied", tied=False))
+        info = SimpleNamespace(engine=engine, precision=precision, weight_bytes=10**7)
+        tied = dataclasses.replace(config, tied_head=True)
+        saved = config.vocabulary_size * config.hidden_size * value
+        assert read_bytes(info, tied, 10) - read_bytes(info, config, 10) == int(saved)
+
+    def test_each_cell_keeps_the_faster_setting(self):
+        def cell(context, width, median):
+            return Cell(context, width, {"median": median, "low": median, "high": median})
+
+        off = [("off", cell(64, 1, 2.0)), ("off", cell(64, 8, 3.0)), ("off", cell(128, 8, 3.0))]
+        found = fastest_cells([*off, ("on", cell(64, 1, 1.0)), ("on", cell(64, 8, 4.0))])  # stopped before the last
+        assert found == [("on", cell(64, 1, 1.0)), *off[1:]]
+        assert fastest_cells([]) == []
+
     def test_a_width_of_one_configuration_is_free(self):
         config = PlannerConfig(engine="openvino")
         assert config.pass_width and AnyWidth(**dataclasses.asdict(config)).pass_width is None
@@ -242,7 +301,7 @@ def cells():
         time = {"median": 2.0 * width, "low": 1.0, "high": 30.0}
         yield {
             **{"engine": "onnx", "precision": "int8", "context": context, "width": width},
-            **{"milliseconds": time, "floor_ms": 0.5},
+            **{"milliseconds": time, "floor_ms": 0.5, "settings": "flash attention on" if width == 4 else ""},
         }
 
 
@@ -256,18 +315,44 @@ def test_the_plot_is_the_same_for_the_same_figures(tmp_path):
     assert "onnx int8" in drawn and "after 128 tokens" in drawn and "8 rows" in drawn and "4 rows" not in drawn
 
 
-def test_a_missing_engine_has_a_row_that_says_why():
-    left = {"engine": "llama.cpp", "precision": "F32", "reason": "not installed: pip install llama-cpp-python"}
-    content = {
-        **{"rows": [], "left_out": [left], "passes": list(cells()), "accuracy": [], "cycles": [], "complete": False},
-        **{"context": 128, "threads": 2, "num_draft_tokens": 15, "draft_budget": "measured"},
-        "prompts": {"measured": 2, "file": "held_out_prompts.jsonl"},
+def test_a_plot_of_one_context_alone_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot({"passes": [cell for cell in cells() if cell["context"] == 128], "context": 128}, tmp_path / "a.svg")
+    assert "onnx int8" in (tmp_path / "a.svg").read_text()
+
+
+def content_of(**parts):
+    """Of a run that measured ``parts`` alone."""
+    return {
+        **{"rows": [], "left_out": [], "passes": [], "accuracy": [], "cycles": [], "complete": True},
+        **{"context": 128, "threads": 2, "num_draft_tokens": 15, "draft_budget": "measured", "environment": {}},
+        **{"machine": {"cpu": "Some CPU", "cores": "2", "system": "Linux"}, "versions": {"onnxruntime": "1.2"}},
+        "prompts": {"planned": 5, "file": "held_out_prompts.jsonl"},
+        **parts,
     }
-    text = tables(content)
-    assert "| llama.cpp | F32 | not installed: pip install llama-cpp-python |" in text
+
+
+def test_what_is_left_out_is_listed_with_the_reason():
+    left = {"engine": "llama.cpp", "precision": "F32", "reason": "not installed: pip install llama-cpp-python"}
+    text = tables(content_of(left_out=[left], passes=list(cells()), complete=False))
+    assert "- llama.cpp F32: not installed: pip install llama-cpp-python" in text.splitlines()
+    assert "Tokens per second" not in text and "answered by everybody" not in text  # nobody answered
     assert "| onnx | int8 | 8 | 16.0 (0.5) | 16.0 (0.5) |" in text and "Stopped before" in text
-    title, *lines = text.splitlines()[2:5]
-    assert title.startswith("| engine") and all(line.count("|") == title.count("|") for line in lines)
+    assert "| 8.0 (1.0–30.0) flash |" in text
+    title, *lines = [line for line in text.splitlines() if line.startswith("|")][:3]
+    assert all(line.count("|") == title.count("|") for line in lines)
+
+
+def test_the_machine_is_named_and_the_caption_counts_what_was_answered():
+    versions = {"onnxruntime": "1.2", "llama.cpp": "CPU : AVX2 = 1 | OPENMP = 1 |"}
+    text = tables(content_of(passes=list(cells()), versions=versions, bandwidth=28.3e9))
+    first = text.splitlines()[0]
+    assert first.startswith("Some CPU, 2 cores, 2 threads. onnxruntime 1.2. ")
+    assert "CPU : AVX2 = 1 , OPENMP = 1. 2 threads read 28.3 GB/s" in first
+    asked, question = [], Question((0,), REQUEST, (1, 2))
+    competitors = [scripted("torch", "float32", "float32", "plain", [Reply((1, 2), 1, 1.0, 1)], asked)]
+    found = rows(competitors, list(in_turns(competitors, [question])), [question])
+    assert "\n1 prompt of held_out_prompts.jsonl, 2 threads" in tables(content_of(rows=found, complete=False))
 
 
 def test_a_prompt_is_fed_from_nothing_each_time(model):

@@ -98,6 +98,19 @@ def test_a_drafter_is_known_by_its_name_its_kind_and_its_files(tmp_path: Path) -
         to_json(certificate, target.info, tmp_path / "none", given, cancelled=lambda: True)
 
 
+def test_it_says_what_ran_a_drafters_network() -> None:
+    class Networked(LookupDrafter):
+        network = "onnx, int8"
+
+    target = ScriptedTarget([4, 5], 10)
+    subject = dataclasses.replace(SUBJECT, name="eagle3, chain", drafter=Networked())
+    certificate = certify(target, [SUBJECT, subject], PROMPTS, frozenset(), Settings(tokens=40))
+    content = to_json(certificate, target.info, Path("none"), {})
+    assert [row["network"] for row in content["rows"]] == [None, "onnx, int8"] * 2
+    assert to_markdown(content).count("- network of drafter") == 1
+    assert "- network of drafter eagle3, chain: onnx, int8" in to_markdown(content)
+
+
 def test_the_json_is_strict_where_a_number_is_infinite(tmp_path: Path) -> None:
     target = ScriptedTarget([4, 5], 10)
     certificate = certify(target, [SUBJECT], PROMPTS, frozenset(), Settings(tokens=10, temperatures=(0.0,)))

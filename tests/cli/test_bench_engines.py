@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_planner.cli.bench_engines import EXAMPLES
+from spec_planner.cli.bench_engines import EXAMPLES, _different
 from spec_planner.cli.main import make_parser
 from spec_planner.tasks.task import read_tasks, write_tasks
 
@@ -68,12 +68,16 @@ def test_everything_that_is_there_has_its_rows(spec_planner, small, tmp_path):
     assert {(cell["engine"], cell["context"], cell["width"]) for cell in content["passes"]} == {
         (engine, 64, width) for engine in ("torch", "onnx") for width in (1, 4, 8, 16, 32)
     }
-    assert content["machine"]["cpu"] and {"torch", "onnxruntime"} <= set(content["versions"])
+    assert content["machine"]["cpu"] and {"torch", "onnxruntime", "transformers"} <= set(content["versions"])
+    assert {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(content["environment"])
     assert "answers in turns: 2 of 2" in done.stderr and content["bandwidth"] > 0
 
 
-def test_without_llama_cpp_its_row_says_how_to_get_it(spec_planner, small, monkeypatch):
+def test_without_llama_cpp_a_line_says_how_to_get_it(spec_planner, small, monkeypatch):
     pytest.importorskip("gguf")
+    from spec_planner.bench.engines_run import EngineBench
+
+    monkeypatch.setattr(EngineBench, "cycles", None)  # no part of the speed
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     words = [
         "--engines",
@@ -89,7 +93,7 @@ def test_without_llama_cpp_its_row_says_how_to_get_it(spec_planner, small, monke
     ]
     done = spec_planner(*small, *words)
     assert done.returncode == 0, done.stderr
-    assert "| llama.cpp | F32 | not installed: pip install llama-cpp-python" in done.stdout
+    assert "- llama.cpp F32: not installed: pip install llama-cpp-python" in done.stdout
     assert "| torch | float32 | plain | free text |" in done.stdout
 
 
@@ -116,6 +120,8 @@ def test_what_was_measured_before_an_interrupt_is_printed(spec_planner, small, m
         (["--engines", "onnx"], "such as onnx:int8"),
         (["--engines", "onnx:bfloat16"], "does not run in precision 'bfloat16'"),
         (["--engines", ","], "--engines names nothing"),
+        (["--drafters", "none,lookup"], "plain decoding is always measured"),
+        (["--out", "missing/engines.json"], "--out cannot write missing/engines.json"),
         (["--drafters", "magic"], "no drafter is called 'magic'"),
         (["--llama", "Q9"], "--llama does not know 'Q9'"),
         (["--transformers", "int8"], "--transformers does not know 'int8'"),
@@ -137,3 +143,34 @@ def test_a_plot_needs_its_library_and_its_figures(spec_planner, small, monkeypat
     pytest.importorskip("matplotlib")
     done = spec_planner(*small, "--plot", str(tmp_path / "a.svg"))
     assert done.returncode == 2 and "add --context-cost" in done.stderr
+    done = spec_planner(*small, "--context-cost", "--plot", str(tmp_path / "missing" / "a.svg"))
+    assert done.returncode == 2 and "--plot cannot write" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_rows_that_differ_from_plain_are_named(capsys):
+    row = {"engine": "onnx", "precision": "int8", "decoding": "eagle3", "prompts": 4, "as_plain": 3}
+    same = [{**row, "as_plain": 4}, {**row, "as_plain": None}, {**row, "engine": "llama.cpp"}]
+    assert _different(same) == 0 and capsys.readouterr().err == ""
+    assert _different([*same, row]) == 1
+    assert capsys.readouterr().err == "spec-planner: onnx int8, eagle3: 1 of 4 answers differ from its plain ones\n"
+
+
+def test_what_was_measured_is_printed_where_it_cannot_be_saved(spec_planner, small, monkeypatch, tmp_path):
+    from spec_planner.bench.engines_run import EngineBench
+
+    out = tmp_path / "there" / "engines.json"
+    out.parent.mkdir()
+
+    monkeypatch.setattr(EngineBench, "load", lambda self, tried_on: None)
+    monkeypatch.setattr(EngineBench, "accuracy", lambda self, questions: _note_and_remove(self, out))
+    words = ["--engines", "torch:float32", "--llama", "none", "--transformers", "none", "--only", "accuracy"]
+    done = spec_planner(*small, *words, "--out", str(out))
+    assert done.returncode == 1 and "engines.json" in done.stderr.splitlines()[-1]
+    assert "| torch | float32 | 1.5000 | 100.00% | 3 |" in done.stdout
+
+
+def _note_and_remove(bench, out):
+    found = {"engine": "torch", "precision": "float32", "perplexity": 1.5, "agreement": 1.0, "positions": 3}
+    bench.content["accuracy"].append(found)
+    for path in (*out.parent.iterdir(), out.parent):
+        path.rmdir() if path.is_dir() else path.unlink()

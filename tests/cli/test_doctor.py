@@ -20,11 +20,7 @@ from .conftest import ROOT, Run
 
 BLOCK = """
 import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Block())
+sys.modules.update(dict.fromkeys({names!r}))
 """
 
 
@@ -67,7 +63,8 @@ def test_a_drafter_counts_by_name_as_by_directory(
     own, counted = load_drafter(directory, target, 1).own_bytes, set()
     target.close()
     for name in ("medusa", str(directory)):
-        main(["doctor", "--model", str(tiny_model), "--drafter", graft + name, "--context-length", "256", "--json"])
+        command = ["doctor", "--model", str(tiny_model), "--engine", "torch", "--drafter", graft + name]
+        main([*command, "--context-length", "256", "--json"])
         report = json.loads(capsys.readouterr().out)
         assert not any("drafter" in problem["what"] for problem in report["problems"])
         counted.add(report["memory"]["drafter"])
@@ -160,10 +157,75 @@ def test_what_fits_is_shown_line_by_line(tiny_model: Path, capsys: pytest.Captur
 def test_auto_is_judged_by_the_engine_that_was_found_before(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for remembered, engine in (("openvino", "openvino"), (None, "torch")):
-        monkeypatch.setattr("spec_planner.engine_choice.remembered_engine", lambda *given, name=remembered: name)
-        main(["doctor", "--model", str(tiny_model), "--json"])
-        assert json.loads(capsys.readouterr().out)["memory"]["engine"] == engine
+    monkeypatch.setattr("spec_planner.engine_choice.remembered_engine", lambda *given: "openvino")
+    main(["doctor", "--model", str(tiny_model), "--json"])
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert (memory["engine"], memory["largest_of"]) == ("openvino", [])
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_auto_is_judged_by_what_it_may_become_until_it_is_tried(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("spec_planner.engine_choice.remembered_engine", lambda *given: None)
+    tried = {}
+    for engine in ("onnx", "torch", "openvino", "auto"):
+        command = ["doctor", "--model", str(tiny_model), "--device", "cpu", "--drafter", "none", "--json"]
+        main([*command, "--engine", engine])
+        tried[engine] = json.loads(capsys.readouterr().out)["memory"]
+    auto = tried.pop("auto")
+    assert auto["largest_of"] == list(tried) and auto["total"] == max(one["total"] for one in tried.values())
+    assert auto["total"] == tried[auto["engine"]]["total"]
+    main(["doctor", "--model", str(tiny_model), "--device", "cpu", "--drafter", "none"])
+    said = "memory (auto: not tried yet, the largest of onnx, torch, openvino; float32, context 2048, on cpu)"
+    assert said in capsys.readouterr().out
+    # Where one of them does not fit, the trial leaves it out.
+    sizes = sorted(one["total"] for one in tried.values())
+    monkeypatch.setattr(check, "main_memory", lambda: Memory("cpu", sizes[-1] - 1, 2 * sizes[-1]))
+    main(["doctor", "--model", str(tiny_model), "--device", "cpu", "--drafter", "none", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["memory"]["fits"] is True and report["memory"]["total"] == sizes[-2]
+    assert not any("needs" in problem["what"] for problem in report["problems"])
+
+
+@pytest.mark.parametrize(
+    ("missing", "problems"), [(("onnxruntime",), []), (("onnxruntime", "openvino"), ["onnxruntime", "openvino"])]
+)
+def test_under_auto_one_engine_that_can_be_imported_is_enough(
+    missing: tuple[str, ...], problems: list[str], tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("spec_planner.engine_choice.engines_to_try", lambda config: ("onnx", "openvino"))
+    monkeypatch.setattr(probes, "import_error", lambda module: "broken" if module in missing else "")
+    code = main(["doctor", "--model", str(tiny_model), "--precision", "int8", "--drafter", "none", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert [problem["what"].split()[0] for problem in report["problems"]] == problems
+    assert code == bool(problems) and report["memory"]["weights"] > 0
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_without_any_engine_it_says_what_to_install(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("onnxruntime", "openvino"):
+        monkeypatch.setitem(sys.modules, name, None)
+    command = ["doctor", "--model", str(tiny_model), "--precision", "int8", "--device", "cpu", "--drafter", "none"]
+    assert main([*command, "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["what"].startswith("no engine that runs precision 'int8'") and "onnxruntime" in problem["fix"]
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_the_model_as_it_was_published_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPEC_PLANNER_CACHE", str(tmp_path))
+    for name in ("default", "default-base"):
+        main(["doctor", "--model", name, "--json"])
+        report = json.loads(capsys.readouterr().out)
+        assert report["model"]["setting"] == name and not any("model" in one["what"] for one in report["problems"])
+        assert ("instruct" in report["model"]["directory"]) is (name == "default-base")
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("names", [("torch",), ("rclpy", "spec_planner_msgs"), ("numpy", "yaml", "torch", "rclpy")])

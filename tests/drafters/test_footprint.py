@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafters.checkpoint import CheckpointError
-from drafters.footprint import checkpoint_bytes, lent_names
+from drafters.compiled.base import reach
+from drafters.footprint import checkpoint_bytes, compiled_bytes, lent_names
 from drafters.lookup import LookupDrafter
 from drafters.registry import graft, load_drafter
 from drafters.training.trainee import TRAINEES, make_trainee
+from spec_planner.engines.onnx_runner import OnnxRunner
 from spec_planner.engines.torch_target import TorchTarget
 from spec_planner.train.learner import read_target_weights
 from tests.drafters.test_checkpoint import make_eagle
@@ -57,6 +59,42 @@ def test_a_trained_drafter_takes_what_was_said(kind, tokens, model, target, tmp_
     most = checkpoint_bytes(tmp_path, model, "float32", ROWS)
     grown = drafter.own_bytes - before
     assert grown <= most - before <= 2.5 * grown
+
+
+@pytest.mark.parametrize("tokens", ["0", "50"])
+@pytest.mark.parametrize("kind", TRAINEES)
+def test_a_graph_takes_what_was_said(kind, tokens, model, target, tmp_path):
+    weights = read_target_weights(model, torch.device("cpu"), torch.float32)
+    make_trainee(kind, weights, {"draft_vocabulary": tokens}).save(tmp_path, {})
+    made = []
+
+    def compiler(graphs):
+        directory = tmp_path / f"graph{len(made)}"
+        directory.mkdir()
+        graphs.write(directory, 8)
+        made.append(OnnxRunner(directory, graphs.lent, 1))
+        return made[-1]
+
+    positions = reach(target.info.context_length + target.info.max_nodes)
+    drafter = load_drafter(tmp_path, target, 1, compiler)
+    said = compiled_bytes(tmp_path, model, "float32", 0, positions)
+    assert drafter.own_bytes == said.own
+    assert said.copies > 0 and said.num_heads == (4 if kind in ("eagle1", "eagle3", "mtp", "draft-model") else 0)
+    before = drafter.own_bytes
+    follow(drafter)
+    most = compiled_bytes(tmp_path, model, "float32", ROWS, positions).own
+    assert before < drafter.own_bytes <= most
+
+
+def test_what_has_no_graph_is_left_to_torch(model, target, tmp_path):
+    weights = read_target_weights(model, torch.device("cpu"), torch.float32)
+    make_trainee("mtp", weights, {}).save(tmp_path, {})
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert compiled_bytes(tmp_path, model, "float32", ROWS, 1024) is not None
+    query = next(name for name in tensors if name.endswith("q_proj.weight"))
+    save_file({**tensors, query: tensors[query].repeat(2, 1)}, file)  # a gate beside each query
+    assert compiled_bytes(tmp_path, model, "float32", ROWS, 1024) is None
 
 
 @pytest.mark.parametrize("layout", ["eagle1", "eagle3", "speculators", "speculators-3.1"])

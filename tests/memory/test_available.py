@@ -35,7 +35,7 @@ def test_a_limit_of_version_2_counts_less_what_is_used_but_not_cached(tmp_path):
         **{
             "sys/fs/cgroup/robot/memory.max": f"{4 * GIB}\n",
             "sys/fs/cgroup/robot/memory.current": f"{3 * GIB}\n",
-            "sys/fs/cgroup/robot/memory.stat": f"anon {GIB}\nfile {2 * GIB}\ninactive_file {2 * GIB}\n",
+            "sys/fs/cgroup/robot/memory.stat": f"anon 7\ninactive_file {GIB // 2}\nactive_file {3 * GIB // 2}\n",
         },
     )
     assert main_memory(root).available == 3 * GIB
@@ -57,7 +57,9 @@ def test_a_limit_of_version_1(tmp_path):
     files = {
         "sys/fs/cgroup/memory/docker/7f/memory.limit_in_bytes": f"{2 * GIB}\n",
         "sys/fs/cgroup/memory/docker/7f/memory.usage_in_bytes": f"{GIB}\n",
-        "sys/fs/cgroup/memory/docker/7f/memory.stat": f"cache {GIB}\ninactive_file 1\ntotal_inactive_file {GIB // 2}\n",
+        "sys/fs/cgroup/memory/docker/7f/memory.stat": (
+            f"inactive_file 1\ntotal_inactive_file {GIB // 4}\ntotal_active_file {GIB // 4}\n"
+        ),
         "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{UNLIMITED}\n",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GIB}\n",
     }
@@ -83,8 +85,17 @@ def test_more_room_in_the_group_than_on_the_machine_is_no_room(tmp_path):
 def test_what_the_system_does_not_say_is_unknown(content, tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(content)
-    assert main_memory(tmp_path).available == 0
+    assert main_memory(tmp_path).available is None
     assert resident_bytes(tmp_path) == 0
+
+
+def test_a_group_says_what_an_old_kernel_does_not(tmp_path):
+    files = {"sys/fs/cgroup/memory.max": f"{GIB}\n", "sys/fs/cgroup/memory.current": "0\n"}
+    root = system(tmp_path, "0::/\n", **files)
+    (root / "proc/meminfo").write_text(f"MemTotal: {16 * GIB // 1024} kB\n")
+    assert main_memory(root).available == GIB
+    (root / "sys/fs/cgroup/memory.max").write_text(f"{UNLIMITED}\n")
+    assert main_memory(root).available is None
 
 
 def test_this_machine_says_something():

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from drafters.compiled.base import reach
+from drafters.footprint import compiled_bytes
 from drafters.lookup import LookupDrafter
 from spec_planner.config import PlannerConfig
 from spec_planner.memory.budget import PASS_ROOM, TORCH_BUFFERS, memory_budget, target_budget
@@ -57,14 +59,29 @@ def test_a_draft_model_of_its_own_is_a_second_network(model):
 
 
 @pytest.mark.parametrize(("engine", "precision", "size"), [("torch", "bfloat16", 2), ("onnx", "float32", 4)])
-def test_a_network_borrows_what_the_target_holds(engine, precision, size, model, eagle3):
+def test_a_network_in_torch_borrows_what_the_target_holds(engine, precision, size, model, eagle3, monkeypatch):
+    monkeypatch.setattr("spec_planner.drafter_choice.find_spec", lambda name: None)
     config = PlannerConfig(engine=engine, precision=precision, drafter=str(eagle3))
     need = memory_budget(config, model)
     alone = target_budget(config, model)
     assert need.restored == 0 and need.drafter > 0
     assert need.borrowed == size * HEAD  # an EAGLE-3 network has its own head and reads the embedding
-    buffers = 0 if engine == "torch" else TORCH_BUFFERS  # torch runs the network, whatever runs the target
+    buffers = 0 if engine == "torch" else TORCH_BUFFERS  # of a second library
     assert need.total == alone.total + need.drafter + buffers  # what is borrowed counts once
+
+
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_a_network_as_a_graph_is_smaller_and_packed(engine, model, eagle3, monkeypatch):
+    config = PlannerConfig(engine=engine, drafter=str(eagle3), context_length=512)
+    need, alone = memory_budget(config, model), target_budget(config, model)
+    graph = compiled_bytes(eagle3, model, "float32", 512 + PASS_ROOM, reach(512 + PASS_ROOM))
+    assert need.drafter == graph.own and need.copies == alone.copies + graph.copies
+    assert need.workspace == alone.workspace + graph.inputs + TORCH_BUFFERS
+    longer = memory_budget(replace(config, context_length=8192), model)
+    assert longer.workspace - target_budget(replace(config, context_length=8192), model).workspace > 2 * TORCH_BUFFERS
+    monkeypatch.setattr("spec_planner.drafter_choice.find_spec", lambda name: None)
+    in_torch = memory_budget(config, model)
+    assert in_torch.copies == alone.copies and in_torch.drafter > need.drafter
 
 
 def test_what_is_quantised_is_restored_for_a_network(model, eagle3):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spec_planner.config import PlannerConfig
+from spec_planner.config import PRECISIONS_OF, PlannerConfig
 from spec_planner.engines.decoder_config import ModelError
 from spec_planner.factory import build_pipeline
 from spec_planner.memory import check
@@ -29,8 +29,8 @@ def model(tmp_path_factory):
 def room(monkeypatch):
     """Set what the machine has."""
 
-    def set_room(available: int) -> None:
-        monkeypatch.setattr(check, "main_memory", lambda: Memory("cpu", available, 2 * available))
+    def set_room(available: int | None) -> None:
+        monkeypatch.setattr(check, "main_memory", lambda: Memory("cpu", available, 2 * (available or 0)))
 
     return set_room
 
@@ -73,6 +73,21 @@ def test_where_nothing_helps_it_says_so(model):
     assert remedy(CONFIG, model, short) == "use a smaller model, or end what else holds memory"
 
 
+def test_where_nothing_milder_helps_another_engine_may(model):
+    bfloat16 = replace(CONFIG, engine="openvino", precision="bfloat16", context_length=512, drafter="none")
+    lighter = min(
+        measure(replace(bfloat16, precision=precision), model, Memory("cpu", 1, 1)).needed
+        for precision in PRECISIONS_OF["openvino"]
+    )
+    other = replace(bfloat16, engine="onnx", precision="int8")
+    needed = measure(other, model, Memory("cpu", 1, 1)).needed
+    assert needed < lighter
+    said = remedy(bfloat16, model, measure(bfloat16, model, Memory("cpu", needed, lighter)))
+    assert said.startswith("set engine to ") and " (" in said and "set precision" not in said
+    on_gpu = replace(bfloat16, engine="torch", device="cuda")
+    assert "engine" not in remedy(on_gpu, model, measure(on_gpu, model, Memory("cuda:0", 1000, 1000)))
+
+
 def test_a_network_may_give_way_to_lookup(model):
     config = replace(CONFIG, engine="torch", drafter="draft-model", draft_layers=2)
     short = measure(config, model, Memory("cpu", 1, 1))
@@ -90,10 +105,16 @@ def test_a_precision_that_the_model_cannot_have_is_not_named(tmp_path):
 
 
 def test_the_unknown_refuses_nothing(model, room):
-    room(0)
+    room(None)
     lines = []
     check_budget(CONFIG, model, lines.append)
     assert lines[0].endswith("unknown")
+
+
+def test_nothing_left_is_not_unknown(model, room):
+    room(0)
+    with pytest.raises(ModelError, match=r"and 0\.0 MB are available"):
+        check_budget(CONFIG, model)
 
 
 def test_what_the_process_holds_already_is_not_asked_for_again(model):

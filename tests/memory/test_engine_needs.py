@@ -82,6 +82,16 @@ def test_a_prompts_pass_is_a_chunk_whatever_the_context(model):
     assert 1 < long.activations / short.activations < 8  # a pass over all of it would take 64 times as much
 
 
+def test_on_a_gpu_the_results_of_recorded_passes_are_kept(model, monkeypatch):
+    config = PlannerConfig(engine="torch", context_length=1000, num_draft_tokens=9)
+    on_cpu = engine_needs(config, model)
+    monkeypatch.setattr("spec_planner.memory.engine_needs.torch_sees_a_gpu", lambda: True)
+    rows = 16 + 1  # a draft of 9 beside its anchor, padded, and a chunk's one row
+    logits = 3 * rows * read_decoder_config(model).vocabulary_size * 4  # of extents 512, 1024 and what is left
+    assert engine_needs(config, model) == replace(on_cpu, workspace=on_cpu.workspace + logits)
+    assert engine_needs(replace(config, device="cpu"), model) == on_cpu
+
+
 def test_a_head_stored_a_second_time_counts_once(tmp_path):
     model = make_tiny_model(tmp_path / "tiny")
     once = engine_needs(PlannerConfig(engine="torch"), model)

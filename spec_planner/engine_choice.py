@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import statistics
 import time
@@ -75,8 +76,9 @@ def chosen_engine(
         trial = _try(config, directory, candidates, report, measure or pass_milliseconds)
     times = ", ".join(f"{engine} {found:.3g} ms" for engine, found in trial.milliseconds.items())
     place = f"remembered in {path.parent.name}/{path.name}" if path.is_file() else "not remembered"
-    report(f"engine auto: {trial.engine} ({_rows(config)} rows: {times}; {place})")
-    return replace(config, engine=trial.engine)
+    engine = _that_fits(config, directory, trial, report)
+    report(f"engine auto: {engine} ({_rows(config)} rows: {times}; {place})")
+    return replace(config, engine=engine)
 
 
 def remembered_engine(config: PlannerConfig, directory: Path) -> str | None:
@@ -126,7 +128,7 @@ def pass_milliseconds(config: PlannerConfig, directory: Path, report: Report) ->
     """Load the engine of ``config``, time verify passes as decoding would make them, and close it."""
     target = load_target(config, directory, report)
     try:
-        rows = min(_rows(config), config.context_length // 2)  # a draft may be as long as a short context
+        rows = _rows(config)
         return 1e3 * pass_seconds(target, rows, min(PROMPT_TOKENS, config.context_length - rows))
     finally:
         target.close()
@@ -151,6 +153,24 @@ def fastest(milliseconds: dict[str, float]) -> str:
         if milliseconds[engine] < (1 - FASTER_BY) * milliseconds[held]:
             held = engine
     return held
+
+
+def _that_fits(config: PlannerConfig, directory: Path, trial: Trial, report: Report) -> str:
+    """The trial's winner, or where it does not fit into the memory there is now, the fastest that does.
+
+    Raises:
+        DoesNotFit: none does; about the winner.
+    """
+    others = sorted((ms, engine) for engine, ms in trial.milliseconds.items() if engine != trial.engine)
+    first: DoesNotFit | None = None
+    for engine in (trial.engine, *(engine for _, engine in others)):
+        try:
+            check_budget(replace(config, engine=engine), directory)
+            return engine
+        except DoesNotFit as error:
+            report(f"engine auto: {engine} does not fit now: {error}")
+            first = first or error
+    raise first or _none_runs(config, tuple(trial.milliseconds))
 
 
 def _try(config: PlannerConfig, directory: Path, candidates: Sequence[str], report: Report, measure: Measure) -> Trial:
@@ -200,7 +220,7 @@ def _rows(config: PlannerConfig) -> int:
 
     The same with and without a drafter: plain and speculative decoding must not come to run on different engines.
     """
-    return config.num_draft_tokens + 1
+    return min(config.num_draft_tokens + 1, config.context_length // 2)  # a draft may be as long as a short context
 
 
 def _place(config: PlannerConfig, directory: Path, candidates: Sequence[str]) -> tuple[Path, dict[str, Any]]:
@@ -232,6 +252,8 @@ def _read(path: Path, key: dict[str, Any], report: Report) -> Trial | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         trial = Trial(content["engine"], {str(name): float(ms) for name, ms in content["milliseconds"].items()})
+        if not all(0 < found < math.inf for found in trial.milliseconds.values()):
+            raise ValueError("its times are none")
         if content["key"] != key or trial.engine not in trial.milliseconds or trial.engine not in key["pass_widths"]:
             raise ValueError("it is of another trial")
     except FileNotFoundError:
@@ -245,8 +267,11 @@ def _read(path: Path, key: dict[str, Any], report: Report) -> Trial | None:
 def _write(path: Path, key: dict[str, Any], trial: Trial) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     content = {"engine": trial.engine, "milliseconds": trial.milliseconds, "key": key}
-    scratch.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    scratch.replace(path)
+    try:
+        scratch.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)  # gone already after the rename
 
 
 def _version(package: str) -> str | None:

@@ -20,6 +20,7 @@ from .drafter_choice import GRAFT, check_fits, chosen, drafter_checkpoint
 from .engine_choice import chosen_engine
 from .engines.decoder_config import ModelError, read_decoder_config
 from .engines.default_model import model_directory
+from .engines.passes import check_context
 from .engines.threads import share_the_cpu
 from .language.plan import History, Scene, SkillSet
 from .language.scene import load_scene
@@ -53,6 +54,7 @@ def build_pipeline(config: PlannerConfig, report: Report = lambda line: None) ->
     check_fits(config, rule)  # once more, where the drafter was left to us
     drafter_checkpoint(config, directory)  # before the weights are loaded
     tokenizer = Tokenizer(directory)
+    check_context(read_decoder_config(directory), config.context_length, directory)
     config = chosen_engine(config, directory, report)
     check_budget(config, directory, report)
     report(f"loading {directory.name} ({config.engine}, {config.precision})")

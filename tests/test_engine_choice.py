@@ -178,6 +178,34 @@ def test_an_engine_that_would_not_fit_is_not_tried(model, monkeypatch):
         chosen_engine(PlannerConfig(precision="int8"), model, measure=measure)
 
 
+def test_times_that_are_none_are_damage(model, place):
+    chosen_engine(PlannerConfig(), model, measure=Measure(**TIMES))
+    (path,) = place.glob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"milliseconds": {"onnx": float("nan")}}))
+    assert remembered_engine(PlannerConfig(), model) is None
+
+
+def test_a_winner_that_no_longer_fits_gives_way_to_the_next(model, monkeypatch):
+    chosen_engine(PlannerConfig(), model, measure=Measure(**TIMES))
+
+    def check(config, directory):
+        if config.engine == "onnx":
+            raise DoesNotFit("the planner needs too much on onnx: lower something")
+
+    said = []
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_choice, "check_budget", check)
+        assert chosen_engine(PlannerConfig(), model, said.append).engine == "openvino"  # 41 ms, torch 59
+    assert "engine auto: onnx does not fit now: the planner needs too much on onnx: lower something" in said
+    assert chosen_engine(PlannerConfig(), model).engine == "onnx"
+
+
+def test_a_short_context_is_tried_with_the_rows_it_has_room_for(model):
+    said = []
+    chosen_engine(PlannerConfig(context_length=64, num_draft_tokens=63), model, said.append, Measure(**TIMES))
+    assert "(32 rows: " in said[-1]
+
+
 def test_a_library_that_is_missing_is_not_tried(model, monkeypatch):
     installed = {"torch", "openvino"}
     monkeypatch.setattr(engine_choice.importlib.util, "find_spec", lambda name: name if name in installed else None)
@@ -290,7 +318,7 @@ def test_the_longest_drafts_in_the_shortest_context_can_be_tried(model):
 
 def test_a_library_that_does_not_import_is_left_out_of_real_trials(model, monkeypatch):
     pytest.importorskip("openvino")
-    for name in [name for name in sys.modules if name.startswith("spec_planner.engines.onnx_target")]:
+    for name in [name for name in sys.modules if name.startswith("spec_planner.engines.onnx_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     said: list[str] = []

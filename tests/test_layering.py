@@ -87,7 +87,7 @@ ALLOWED = {
         *{"spec_planner.world", "spec_planner.tasks", "spec_planner.finetune", "spec_planner.bench"},
         "spec_planner.train",
         # doctor looks at what would be loaded, without loading it
-        *{f"spec_planner.engines.{name}" for name in ("decoder_config", "default_model")},
+        *{f"spec_planner.engines.{name}" for name in ("cache", "decoder_config", "default_model")},
         "spec_planner.memory",
         *{"spec_planner.engines.threads", "spec_planner.engines.adapter", "torch", "drafters.training.trainee"},
         *{"engine_trt", "spec_planner.engines.identity"},  # export and build

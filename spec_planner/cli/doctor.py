@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0 when there is no problem, 1 otherwise."""
-    problems = [*probes.python_problems(), *probes.ros_problems()]
+    problems = [*probes.python_problems(), *probes.ros_problems(), *probes.cache_problems()]
     broken_core = any(problem.what.startswith(("numpy", "PyYAML")) for problem in problems)
     report: dict[str, Any] = {
         "versions": probes.versions(),

@@ -74,6 +74,18 @@ def engine_problems(engine: str) -> list[Problem]:
     return problems
 
 
+def cache_problems() -> list[Problem]:
+    """A cache that is not there yet and cannot be made; one that is there and read-only may hold all that is needed."""
+    from ..engines.cache import cache_directory
+
+    place = cache_directory()
+    nearest = next(path for path in (place, *place.parents) if path.exists())
+    if nearest.is_dir() and (nearest == place or os.access(nearest, os.W_OK)):
+        return []
+    why = "converted models, exported graphs and remembered trials are kept there"
+    return [Problem(f"the cache {place} cannot be made in {nearest}", why, "set SPEC_PLANNER_CACHE to a directory")]
+
+
 def ros_problems() -> list[Problem]:
     """rclpy and this project's messages; without them `plan` works and the node does not."""
     why = "needed for the ROS node, not for `spec-planner plan`"

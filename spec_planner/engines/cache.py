@@ -51,7 +51,9 @@ def _fill(directory: Path, make: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=directory.parent))
     try:
         make(scratch)
-        scratch.chmod(0o755)
+        scratch.chmod(0o755)  # others may use a shared cache
+        for path in scratch.rglob("*"):
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
         scratch.rename(directory)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # gone already after the rename

@@ -19,6 +19,18 @@ class ModelError(ValueError):
     """A model directory cannot be used; the message says what is wrong, where, and what to do."""
 
 
+def unloadable(library: str, path: Path, error: Exception) -> ModelError:
+    """The error for an exported graph in ``path`` that ``library`` did not load: for want of memory, or damaged."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    reason = lines[-1] if library == "OpenVINO" else lines[0]
+    if isinstance(error, MemoryError) or "alloc" in reason.lower():
+        return ModelError(
+            f"{library} has no memory for {path} ({reason}): use a smaller precision or context_length, or end what "
+            f"else holds memory"
+        )
+    return ModelError(f"{library} cannot load {path} ({reason}): delete {path.parent}, and it will be exported again")
+
+
 class EngineUnavailable(ModelError):
     """A library that an engine needs is missing or too old; the message says how to get it."""
 

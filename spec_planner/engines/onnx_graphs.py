@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..graphs.weights import LAYOUT, WeightFile
 from .cache import cache_directory, locked, make_once
-from .decoder_config import DecoderConfig, EngineUnavailable, read_decoder_config
+from .decoder_config import DecoderConfig, EngineUnavailable, ModelError, read_decoder_config
 
 Report = Callable[[str], None]
 _SAMPLES, _SAMPLE_BYTES = 64, 65_536  # of each weights file, for the key
@@ -29,12 +29,19 @@ class GraphDirectory:
         return self.directory.name
 
     def graph(self, num_layers: int) -> Path:
-        """The graph of the first ``num_layers`` layers, written when first asked for."""
+        """The graph of the first ``num_layers`` layers, written when first asked for.
+
+        Raises:
+            ModelError: it cannot be written.
+        """
         path = self.directory / f"decoder-{num_layers}.onnx"
         if not path.is_file():
-            with locked(self.directory / ".lock"):
-                if not path.is_file():
-                    _write_graph(path, self.config, self.weights, num_layers)
+            try:
+                with locked(self.directory / ".lock"):
+                    if not path.is_file():
+                        _write_graph(path, self.config, self.weights, num_layers)
+            except OSError as error:
+                raise ModelError(f"cannot write {path} ({error}): free space or set SPEC_PLANNER_CACHE") from error
         return path
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..graphs.weights import WeightFile
+from ..graphs.weights import DamagedGraph, WeightFile
 from .cache import cache_directory, make_once
 from .decoder_config import ModelError
 from .host_cache import HostCache
@@ -104,7 +104,7 @@ class OnnxRunner:
     engine = "onnx"
 
     def __init__(self, directory: Path, lent: Mapping[str, NDArray[np.float32]], threads: int) -> None:
-        weights = WeightFile(directory)
+        weights, self._directory = WeightFile(directory), directory
         self.num_bytes, self.precision = weights.num_bytes, weights.precision
         read = self.num_bytes + sum(array.nbytes for array in lent.values())
         threads = 1 if read < _SMALL else threads
@@ -116,6 +116,13 @@ class OnnxRunner:
     def new_cache(self, layers: Sequence[str], num_kv_heads: int, head_dim: int) -> RowCache:
         return RowCache(layers, num_kv_heads, head_dim)
 
+    def _session(self, step: str) -> onnxruntime.InferenceSession:
+        if step not in self._sessions:
+            raise DamagedGraph(
+                f"{self._directory} has no {step}.onnx: delete it, and the draft network will be exported again"
+            )
+        return self._sessions[step]
+
     def run(self, step: str, inputs: Mapping[str, NDArray], wanted: Sequence[str],
             cache: RowCache | None = None) -> list[NDArray[np.float32]]:  # fmt: skip
         """See ``drafters.graphs.net_graphs.Runner``."""
@@ -125,7 +132,7 @@ class OnnxRunner:
         if binding is None:
             if len(bindings) >= _MOST_BINDINGS:
                 bindings.clear()
-            binding = bindings[key] = _Binding(self._sessions[step], inputs, self._lent, cache)
+            binding = bindings[key] = _Binding(self._session(step), inputs, self._lent, cache)
         return binding.run(inputs, wanted)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from .decoder_config import EngineUnavailable, ModelError
+from .decoder_config import EngineUnavailable, unloadable
 from .exported_target import ExportedSession
 from .host_cache import HostCache
 from .host_output import HostOutput
@@ -48,10 +48,7 @@ def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common class of their own
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"ONNX Runtime cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
-        ) from error
+        raise unloadable("ONNX Runtime", path, error) from error
 
 
 def bind_cache(binding: onnxruntime.IOBinding, cache: HostCache, layers: Iterable[str]) -> list[onnxruntime.OrtValue]:

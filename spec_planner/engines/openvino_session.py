@@ -18,7 +18,7 @@ import openvino.opset15 as operators
 from openvino.frontend import NodeContext
 from openvino.frontend.onnx import ConversionExtension
 
-from .decoder_config import ModelError
+from .decoder_config import unloadable
 from .exported_target import ExportedSession
 from .host_output import HostOutput
 from .onnx_graphs import GraphDirectory
@@ -44,10 +44,7 @@ class OpenVinoSession(ExportedSession):
             model = _with_new_rows_only(core.read_model(path), num_layers)
             self._compiled = core.compile_model(model, "CPU", _properties(precision, threads))
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise ModelError(
-                f"OpenVINO cannot load {path} ({reason}): delete {path.parent}, and it will be exported again"
-            ) from error
+            raise unloadable("OpenVINO", path, error) from error
         self._request = self._compiled.create_infer_request()
         self._bound: tuple[int, int, int] | None = None  # rows, scored rows, extent of the arrays the request has
 

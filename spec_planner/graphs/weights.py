@@ -21,6 +21,10 @@ WEIGHTS_FILE, TABLE_FILE = "weights.bin", "weights.json"
 _ALIGNMENT = 4096  # a page, so that the file can be mapped
 
 
+class DamagedGraph(ValueError):
+    """An exported network's files are not what was written; the message says which, and what to do."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """Where one tensor lies: ``dtype`` is NumPy's name, or that of ml_dtypes; offset and length in bytes."""
@@ -70,12 +74,18 @@ class WeightWriter:
 
 
 class WeightFile:
-    """The weights of an exported decoder, read back."""
+    """The weights of an exported network, read back."""
 
     def __init__(self, directory: Path) -> None:
-        entries = json.loads((directory / TABLE_FILE).read_text(encoding="utf-8"))
-        self._path = directory / WEIGHTS_FILE
-        self.table = {name: Stored(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
+        """Raises ``DamagedGraph`` when their table cannot be used."""
+        self._path, table = directory / WEIGHTS_FILE, directory / TABLE_FILE
+        try:
+            entries = json.loads(table.read_text(encoding="utf-8"))
+            self.table = {name: Stored(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedGraph(
+                f"{table} cannot be used ({error}): delete {directory}, and it will be exported again"
+            ) from error
 
     def read(self, name: str) -> NDArray:
         """A tensor, mapped read-only rather than copied."""

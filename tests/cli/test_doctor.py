@@ -130,6 +130,17 @@ def test_a_missing_model_is_a_problem(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.usefixtures("all_installed")
+def test_a_cache_that_cannot_be_made_is_a_problem(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPEC_PLANNER_CACHE", str(tmp_path / "file" / "cache"))
+    assert main(["doctor", "--model", str(tiny_model), "--engine", "torch", "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert "cannot be made" in problem["what"] and "SPEC_PLANNER_CACHE" in problem["fix"]
+
+
+@pytest.mark.usefixtures("all_installed")
 def test_more_than_the_machine_has_does_not_fit(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,16 @@ def test_it_is_made_once_while_others_wait(tmp_path):
     assert len(made) == 1 and (tmp_path / "x" / "it" / "content").read_text() == "whole"
 
 
+def test_what_is_made_can_be_read_by_others(tmp_path):
+    def make(scratch):
+        (scratch / "part").mkdir(mode=0o700)
+        (scratch / "part" / "secret").touch(mode=0o600)
+
+    make_once(tmp_path / "it", make, "it")
+    assert (tmp_path / "it" / "part" / "secret").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "it" / "part").stat().st_mode & 0o777 == 0o755
+
+
 def test_what_fails_leaves_nothing_and_can_be_tried_again(tmp_path):
     def fail(scratch):
         (scratch / "half").write_text("")

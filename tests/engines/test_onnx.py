@@ -21,7 +21,8 @@ from spec_planner.decoding.contracts import PromptInput
 from spec_planner.decoding.draft_tree import DraftTree
 from spec_planner.decoding.exact_rules import RULES
 from spec_planner.decoding.sampling import NumericError
-from spec_planner.engines.decoder_config import ModelError
+from spec_planner.engines import onnx_graphs
+from spec_planner.engines.decoder_config import ModelError, unloadable
 from spec_planner.engines.host_cache import HostCache
 from spec_planner.engines.host_output import HostOutput
 from spec_planner.engines.onnx_target import OnnxTarget
@@ -253,6 +254,33 @@ def test_a_damaged_graph_says_what_to_do(tmp_path):
     with pytest.raises(ModelError, match="delete .*, and it will be exported again") as error:
         load_onnx(directory, context_length=128)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"\xff\x00", b'{"embedding": {"ofset": 3, "shape": []}}'])
+def test_a_damaged_table_of_weights_says_what_to_do(content, tmp_path):
+    model = make_tiny_model(tmp_path / "tiny")
+    table = load_onnx(model, context_length=64)._graphs.directory / "weights.json"
+    table.write_bytes(content) if content is not None else table.unlink()
+    with pytest.raises(ValueError, match=r"weights.json cannot be used .*: delete .*, and it will be exported again"):
+        load_onnx(model, context_length=64)
+
+
+def test_want_of_memory_is_not_called_damage(tmp_path):
+    path = tmp_path / "graphs" / "decoder-2.onnx"
+    said = str(unloadable("OpenVINO", path, RuntimeError("Exception from a plugin:\nFailed to allocate 7077888 bytes")))
+    assert said.startswith("OpenVINO has no memory for") and "delete" not in said
+    assert "delete" in str(unloadable("ONNX Runtime", path, RuntimeError("Protobuf parsing failed.")))
+
+
+def test_a_graph_of_fewer_layers_that_cannot_be_written_says_where(tmp_path, monkeypatch):
+    graphs = load_onnx(make_tiny_model(tmp_path / "tiny"), context_length=64)._graphs
+
+    def refuse(*arguments):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(onnx_graphs, "_write_graph", refuse)
+    with pytest.raises(ModelError, match="cannot write .*decoder-1.onnx .*Read-only.*set SPEC_PLANNER_CACHE"):
+        graphs.graph(1)
 
 
 def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch):

@@ -26,6 +26,11 @@ def small_trees(draw) -> DraftTree:
     return DraftTree(np.array(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))), np.array(parents))
 
 
+def in_numpy(values) -> np.ndarray:
+    """An array of a tensor on any device and of any type."""
+    return values.float().cpu().numpy() if hasattr(values, "cpu") else np.asarray(values)
+
+
 class TargetSuite:
     """Logits may differ by ``tolerance`` between passes of different width; 0 where the engine promises bits."""
 
@@ -182,7 +187,7 @@ class ModelTargetSuite(TargetSuite):
                 target.extend(PromptInput(PROMPT))
                 output = target.verify(DraftTree.chain((3, 5)))
                 features = output.features((0, 1))
-                return output.logits_row(1).copy(), None if features is None else np.asarray(features)
+                return output.logits_row(1).copy(), None if features is None else in_numpy(features)
             finally:
                 target.tap(())
 
@@ -199,11 +204,11 @@ class ModelTargetSuite(TargetSuite):
         target.tap((0, 2))
         try:
             target.truncate(0)
-            features = np.asarray(target.extend(PromptInput(PROMPT)).features(range(len(PROMPT))))
+            features = in_numpy(target.extend(PromptInput(PROMPT)).features(range(len(PROMPT))))
             assert features.shape == (len(PROMPT), 2, 64)
-            embedding = np.asarray(target.lend("embedding"))[list(PROMPT)]
+            embedding = in_numpy(target.lend("embedding"))[list(PROMPT)]
             np.testing.assert_allclose(features[:, 0], embedding, rtol=self.feature_tolerance)
-            last = features[-1, 1] @ np.asarray(target.lend("head")).T
+            last = features[-1, 1] @ in_numpy(target.lend("head")).T
             target.truncate(len(PROMPT) - 1)
             again = target.extend(PromptInput(PROMPT[-1:])).logits_row(0)
             np.testing.assert_allclose(again, last, atol=max(self.tolerance, 1e-4))

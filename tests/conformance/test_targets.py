@@ -30,6 +30,19 @@ class TestTorchTarget(ModelTargetSuite):
         return TorchTarget.load(directory, context_length=128, device="cpu")
 
 
+@pytest.mark.parametrize("family", ["llama"], scope="class")
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"], scope="class")
+class TestRoundedTorchTarget(ModelTargetSuite):
+    # Numbers are rounded on the way, in another order in another width. Logits span ±8.
+    tolerance = 0.5
+    feature_tolerance = 2**-8
+
+    @pytest.fixture(scope="class")
+    def target(self, family, precision, tmp_path_factory):
+        directory = make_tiny_model(tmp_path_factory.mktemp("model") / family, family)
+        return TorchTarget.load(directory, context_length=128, device="cpu", precision=precision)
+
+
 def replayed(target: TorchTarget) -> TorchTarget:
     """``target`` with its passes recorded as on a GPU, but replayed by running them again over the same inputs."""
 

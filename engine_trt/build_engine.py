@@ -186,10 +186,8 @@ class _Builder:
         config = builder.create_builder_config()
         if hasattr(api.BuilderFlag, "TF32"):
             config.clear_flag(api.BuilderFlag.TF32)  # else products in float32 keep 10 bits of their factors
-        if hasattr(api.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
-            config.set_flag(
-                api.BuilderFlag.REQUIRE_USER_ALLOCATION
-            )  # nothing is allocated in a pass: it can be recorded
+        if hasattr(api.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # no pass allocates: all can be recorded
+            config.set_flag(api.BuilderFlag.REQUIRE_USER_ALLOCATION)
         config.set_memory_pool_limit(api.MemoryPoolType.WORKSPACE, WORKSPACE_LIMIT)
         if self._trt.names_capability:
             config.num_compute_capabilities = 1

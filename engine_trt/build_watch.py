@@ -38,8 +38,8 @@ class BuildWatch:
     def call(self, work: Callable[[], Result]) -> Result:
         """``work()``, in a thread of its own, stopped when this one is interrupted."""
         with ThreadPoolExecutor(1) as thread:
-            future = thread.submit(work)
             try:
+                future = thread.submit(work)
                 while not future.done():
                     wait([future], timeout=_LOOK_S)
             except BaseException:

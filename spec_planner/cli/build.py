@@ -97,7 +97,7 @@ def _shown(manifest: Manifest, record: EngineRecord, out: Path) -> str:
             *lines,
             "on the GPU, MB",
             *shown,
-            "A verify pass is recorded with a context of its own for every width and 512 slots of context: they share the",
-            "activations, and TensorRT does not say beforehand what else a context and its CUDA graph take.",
+            "A verify pass is recorded, for every width and 512 slots of context, with its own context. They share",
+            "the activations; TensorRT does not say beforehand what else a context and its CUDA graph take.",
         ]
     )

@@ -78,7 +78,7 @@ def tenths(report: Report) -> Progress:
         nonlocal said
         if int(share * 10) > said:
             said = int(share * 10)
-            report(f"building the TensorRT engine: {10 * said} % ({what})")
+            report(f"building the TensorRT engine: {10 * said} % of its steps ({what})")
 
     return progress
 

@@ -130,7 +130,7 @@ def test_every_tenth_of_a_build_is_told_once():
     progress = tenths(said.append)
     for share in (0.0, 0.05, 0.1, 0.12, 0.35, 0.39, 1.0):
         progress(share, "timing tactics")
-    assert [line.split(": ")[1] for line in said] == [f"{n} % (timing tactics)" for n in (10, 30, 100)]
+    assert [line.split(": ")[1] for line in said] == [f"{n} % of its steps (timing tactics)" for n in (10, 30, 100)]
 
 
 def test_sizes_are_summed_over_engines_and_a_silent_one_counts_whole(engine):

@@ -81,6 +81,8 @@ setup(
         "onnx": ["onnx>=1.19", "onnxruntime>=1.31"],
         # The same export, run by OpenVINO. What it asks for besides (openvino-telemetry) its run time does without.
         "openvino": ["onnx>=1.19", "openvino>=2026.4"],
+        # The export for TensorRT, which itself comes with JetPack or from NVIDIA.
+        "tensorrt": ["onnx>=1.19", "ml_dtypes>=0.5"],
         # `spec-planner finetune` and `spec-planner tasks`: on the machine that trains, not on the robot.
         "finetune": ["peft>=0.13"],
         "tasks": ["unified-planning>=1.1", "up-pyperplan>=1.1"],

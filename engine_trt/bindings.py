@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spec_planner.engines.decoder_config import ModelError
 
-LAYOUT = 1  # raise when graphs, tensors or this file change, so that old exports and engines are refused
+LAYOUT = 2  # raise when graphs, tensors or this file change, so that old exports and engines are refused
 MANIFEST_FILE = "manifest.json"
 NATIVE, SCATTER = "10.15", "10.3"  # the dialects, by the oldest TensorRT that parses them: ``graph_layers.py``
 PREFILL_ROWS = 512  # of one pass; a longer prompt takes several, so that activations stay small
@@ -99,6 +99,7 @@ class Manifest:
         lent: inputs that hold weights, to be bound to one buffer by all engines that use them.
         weight_bytes: of the weights file.
         graph_hash: SHA-256 over graphs and weights.
+        tied_head: the target's head is its embedding.
     """
 
     kind: str
@@ -114,6 +115,7 @@ class Manifest:
     weight_bytes: int
     graph_hash: str
     exporter: str
+    tied_head: bool = False
     layout: int = LAYOUT
 
     @property
@@ -124,6 +126,13 @@ class Manifest:
     def kv_bytes(self) -> int:
         cache = {tensor.name: tensor for network in self.networks.values() for tensor in network.cache}
         return sum(num_bytes(tensor.dtype, tensor.shape) for tensor in cache.values())
+
+    @property
+    def lent_bytes(self) -> int:
+        """Of the buffers that hold what is lent, which target and drafters share."""
+        inputs = (tensor for network in self.networks.values() for tensor in network.inputs)
+        lent = {tensor.name: tensor for tensor in inputs if tensor.name in self.lent}
+        return sum(num_bytes(tensor.dtype, tensor.shape) for tensor in lent.values())
 
     def write(self, directory: Path) -> None:
         (directory / MANIFEST_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")

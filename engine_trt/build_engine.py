@@ -6,6 +6,7 @@ built with and for, which must be what it is run with, and how large it came out
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -16,25 +17,29 @@ from typing import Any
 
 from spec_planner.engines.decoder_config import ModelError
 
-from .bindings import MANIFEST_FILE, Manifest, Network, read_manifest
+from .bindings import MANIFEST_FILE, SCATTER, Manifest, Network, read_manifest
+from .build_watch import BuildWatch, Progress
+from .digests import sha256_of
 from .engine_key import EngineKey
 from .inspect_engine import Compiled, check_network, compiled
 from .precisions import PRECISIONS
+from .timings import Timings
 from .trt_module import Log, TensorRt, load_tensorrt
 from .whole_directory import written_whole
 
 ENGINE_FILE, TIMING_FILE = "engine.json", "timing.cache"
+WORKSPACE_LIMIT = 1 << 30  # scratch memory a kernel may ask for; unlimited, TensorRT takes what the builder's GPU has
 Report = Callable[[str], None]
-Progress = Callable[[float, str], None]  # share done, of what
 
 
 @dataclass(frozen=True)
 class Built:
     """One engine as it came out. Bytes: ``weights`` in the plan, ``activations`` of the larger profile while it runs;
-    0 where TensorRT did not say.
+    0 where TensorRT did not say. ``sha256`` of the plan.
     """
 
     plan: int
+    sha256: str
     weights: int
     activations: int
     compiled: Compiled
@@ -52,8 +57,14 @@ class EngineRecord:
         return sum(built.plan for built in self.engines.values())
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all engines; of one that TensorRT did not speak of, its whole plan, which is little more."""
+        return sum(built.weights or built.plan for built in self.engines.values())
+
+    @property
     def activation_bytes(self) -> int:
-        return max(built.activations for built in self.engines.values())
+        """Of all engines, each of which has its own."""
+        return sum(built.activations for built in self.engines.values())
 
 
 def build(graphs: Path, directory: Path, *, capability: str = "", timing_file: Path | None = None,
@@ -65,7 +76,8 @@ def build(graphs: Path, directory: Path, *, capability: str = "", timing_file: P
         capability: "sm89", …; left empty, the GPU that is there.
         timing_file: measurements of kernels, read and written again, that make the next build on this device faster;
             the full TensorRT alone makes any.
-        interrupted: asked now and then; the build ends when it says so.
+        progress: told the share of a network's build that is done, and what is being done.
+        interrupted: asked now and then; the build ends when it says so, as it does on Ctrl-C.
 
     Raises:
         EngineUnavailable: there is no TensorRT.
@@ -81,9 +93,9 @@ def build(graphs: Path, directory: Path, *, capability: str = "", timing_file: P
     def make(scratch: Path) -> None:
         for name, network in manifest.networks.items():
             report(f"building {manifest.kind} {name} for {key.capability} with {trt.flavour} {trt.version}")
-            builder = _Builder(trt, key, timing_file, progress, interrupted)
-            plan, record.engines[name] = builder.build(graphs / f"{name}.onnx", network)
-            (scratch / f"{name}.plan").write_bytes(plan)
+            watch = BuildWatch(progress, interrupted)
+            builder = _Builder(trt, key, manifest.dialect, Timings(timing_file if trt.keeps_timings else None, report))
+            record.engines[name] = builder.build(graphs / f"{name}.onnx", network, scratch / f"{name}.plan", watch)
         shutil.copyfile(graphs / MANIFEST_FILE, scratch / MANIFEST_FILE)
         (scratch / ENGINE_FILE).write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
 
@@ -105,43 +117,78 @@ def read_record(directory: Path) -> EngineRecord:
         raise ModelError(f"{directory} holds no engine ({error}): make one with `spec-planner build`") from error
 
 
+def check_plans(directory: Path, record: EngineRecord) -> None:
+    """Raises ``ModelError`` where a plan in ``directory`` is not the one that was built."""
+    for name, built in record.engines.items():
+        path = directory / f"{name}.plan"
+        try:
+            found = path.stat().st_size
+            damaged = found != built.plan or sha256_of([path]) != built.sha256
+        except OSError as error:
+            raise ModelError(
+                f"{path} cannot be read ({error}): make the engine again with `spec-planner build`, or delete "
+                f"{directory} if it is in the cache"
+            ) from error
+        if damaged:
+            raise ModelError(
+                f"{path} is not the plan that was built ({found} bytes, {built.plan} expected with the SHA-256 "
+                f"{built.sha256[:16]}…): make the engine again with `spec-planner build`, or delete {directory} if it "
+                f"is in the cache"
+            )
+
+
 class _Builder:
     """One network through TensorRT's builder."""
 
-    def __init__(self, trt: TensorRt, key: EngineKey, timing_file: Path | None, progress: Progress,
-                 interrupted: Callable[[], bool]) -> None:  # fmt: skip
-        self._trt, self._key = trt, key
-        self._timing_file = timing_file if trt.keeps_timings else None
-        self._progress, self._interrupted = progress, interrupted
+    def __init__(self, trt: TensorRt, key: EngineKey, dialect: str, timings: Timings) -> None:
+        self._trt, self._key, self._dialect, self._timings = trt, key, dialect, timings
 
-    def build(self, graph: Path, network: Network) -> tuple[bytes, Built]:
-        """The plan, and how it came out. Raises as ``build`` does."""
+    def build(self, graph: Path, network: Network, plan: Path, watch: BuildWatch) -> Built:
+        """Write ``plan``. Raises as ``build`` does."""
+        return watch.call(lambda: self._build(graph, network, plan, watch))
+
+    def _build(self, graph: Path, network: Network, path: Path, watch: BuildWatch) -> Built:
         api, log = self._trt.api, self._trt.make_log()
         builder = api.Builder(log.listener)
         definition = builder.create_network(1 << int(api.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = api.OnnxParser(definition, log.listener)
         if not parser.parse_from_file(str(graph)):
             reasons = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
-            raise ModelError(
-                f"{self._trt.flavour} {self._trt.version} cannot read {graph} ({reasons}): export it with --trt 10.3"
-            )
-        check_network(self._trt, definition, network, graph)
-        config = self._config(builder, network)
+            raise ModelError(f"{self._trt.flavour} {self._trt.version} cannot read {graph} ({reasons}): {self._advice}")
+        check_network(self._trt, definition, network, graph, self._advice)
+        config = self.config(builder, network)
+        config.progress_monitor = watch.monitor(api)
         plan = builder.build_serialized_network(definition, config)
-        if self._interrupted():
-            raise KeyboardInterrupt
+        watch.check()
         if plan is None:
             raise ModelError(
                 f"{self._trt.flavour} {self._trt.version} cannot build {graph} for {self._key.capability} "
                 f"({log.reason}): try another --precision"
             )
-        self._save_timings(config)
-        layers = compiled(log.lines, network)
-        return bytes(plan), Built(int(plan.nbytes), _last(log, "Weights"), _greatest(log, "Activation"), layers)
+        content = memoryview(plan)  # of TensorRT's own memory: a plan is as large as the model
+        path.write_bytes(content)
+        self._timings.keep(config)
+        return Built(
+            plan=int(plan.nbytes),
+            sha256=hashlib.sha256(content).hexdigest(),
+            weights=_last(log, "Weights"),
+            activations=_greatest(log, "Activation"),
+            compiled=compiled(log.lines, network),
+        )
 
-    def _config(self, builder: Any, network: Network) -> Any:
+    @property
+    def _advice(self) -> str:
+        return "try another --precision" if self._dialect == SCATTER else "export it with --trt 10.3"
+
+    def config(self, builder: Any, network: Network) -> Any:
+        """What the builder is told."""
         api = self._trt.api
         config = builder.create_builder_config()
+        if hasattr(api.BuilderFlag, "TF32"):
+            config.clear_flag(api.BuilderFlag.TF32)  # else products in float32 keep 10 bits of their factors
+        if hasattr(api.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # no pass allocates: all can be recorded
+            config.set_flag(api.BuilderFlag.REQUIRE_USER_ALLOCATION)
+        config.set_memory_pool_limit(api.MemoryPoolType.WORKSPACE, WORKSPACE_LIMIT)
         if self._trt.names_capability:
             config.num_compute_capabilities = 1
             config.set_compute_capability(getattr(api.ComputeCapability, self._key.capability.upper()), 0)
@@ -152,41 +199,8 @@ class _Builder:
                 if any(isinstance(extent, str) for extent in tensor.shape):
                     profile.set_shape(tensor.name, *network.shapes(index, tensor))
             config.add_optimization_profile(profile)
-        if self._timing_file is not None:
-            stored = self._timing_file.read_bytes() if self._timing_file.is_file() else b""
-            # One of another device or version is not taken, and a fresh one begun.
-            if not config.set_timing_cache(config.create_timing_cache(stored), False):
-                config.set_timing_cache(config.create_timing_cache(b""), False)
-        config.progress_monitor = self._monitor()
+        self._timings.give(config)
         return config
-
-    def _monitor(self) -> Any:
-        api, progress, interrupted = self._trt.api, self._progress, self._interrupted
-
-        class Monitor(api.IProgressMonitor):  # type: ignore[misc,name-defined]
-            def __init__(self) -> None:
-                api.IProgressMonitor.__init__(self)
-                self._steps: dict[str, int] = {}
-
-            def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-                self._steps[phase_name] = num_steps
-
-            def step_complete(self, phase_name: str, step: int) -> bool:
-                progress((step + 1) / max(self._steps.get(phase_name, 1), step + 1), phase_name)
-                return not interrupted()
-
-            def phase_finish(self, phase_name: str) -> None:
-                self._steps.pop(phase_name, None)
-
-        return Monitor()
-
-    def _save_timings(self, config: Any) -> None:
-        if self._timing_file is None:
-            return
-        self._timing_file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self._timing_file.with_suffix(".new")
-        scratch.write_bytes(bytes(config.get_timing_cache().serialize()))
-        scratch.replace(self._timing_file)
 
 
 def _check_capability(trt: TensorRt, manifest: Manifest, key: EngineKey) -> None:

@@ -39,7 +39,8 @@ class CheckpointLender:
             lendable=LENDABLE,
         )
 
-    def lend(self, name: str) -> torch.Tensor:
+    def lend(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """``name`` in ``dtype``; the checkpoint's own mapped pages where it has that type."""
         if name not in self._lent:
             raise Incompatible(f"target {self.info.name!r} lends {', '.join(LENDABLE)}, not {name!r}")
-        return self._lent[name].to(torch.float32)
+        return self._lent[name].to(dtype)

@@ -12,28 +12,36 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from spec_planner import __version__
 from spec_planner.engines.cache import cache_directory, make_once
 from spec_planner.engines.decoder_config import EngineUnavailable, ModelError
 from spec_planner.engines.identity import target_identity
 
 from .bindings import LAYOUT, NATIVE, SCATTER, Manifest, read_manifest
-from .build_engine import TIMING_FILE, build, read_record
+from .build_engine import TIMING_FILE, build, check_plans, read_record
+from .build_watch import Progress
 from .engine_key import EngineKey
 from .trt_module import TensorRt, load_tensorrt
 
 Report = Callable[[str], None]
 
 
-def ensure_engine(model: Path, *, context_length: int, precision: str, report: Report = lambda line: None) -> Path:
+def ensure_engine(model: Path, *, context_length: int, precision: str, report: Report = lambda line: None,
+                  interrupted: Callable[[], bool] = lambda: False) -> Path:  # fmt: skip
     """The engine of the checkpoint in ``model`` for the GPU that is here, exported and built first if need be.
+
+    Args:
+        report: told what is done, and every tenth of a build.
+        interrupted: asked now and then while it builds, see ``build``.
 
     Raises:
         EngineUnavailable: there is no TensorRT, or no package to export with.
-        ModelError: the checkpoint cannot be used, or not in this precision on this GPU.
+        ModelError: the checkpoint cannot be used, or not in this precision on this GPU; the engine is damaged.
+        KeyboardInterrupt: it was interrupted; nothing is left behind.
     """
     trt = load_tensorrt()
     dialect = dialect_for(trt)
-    wanted = [target_identity(model), precision, context_length, dialect, LAYOUT]
+    wanted = [target_identity(model), precision, context_length, dialect, LAYOUT, __version__]
     name = f"{model.resolve().name}-{precision}-{_digest(wanted)}"
 
     def export(scratch: Path) -> None:
@@ -41,8 +49,8 @@ def ensure_engine(model: Path, *, context_length: int, precision: str, report: R
             from .export import export_target
         except ImportError as error:
             raise EngineUnavailable(
-                f"exporting {model.name} for TensorRT needs the package {error.name}: pip install it, or export and "
-                f"build beforehand and set engine_file"
+                f"exporting {model.name} for TensorRT needs onnx and ml_dtypes ({error}): pip install onnx ml_dtypes, "
+                f"or export and build beforehand and set engine_file"
             ) from error
         export_target(
             model, scratch, precision=precision, context_length=context_length, dialect=dialect, report=report
@@ -53,9 +61,38 @@ def ensure_engine(model: Path, *, context_length: int, precision: str, report: R
 
     def make(scratch: Path) -> None:
         report(f"building the TensorRT engine of {model.name} (once, minutes)")
-        build(graphs, scratch, timing_file=timing_file(), report=report)
+        build(
+            graphs, scratch, timing_file=timing_file(), report=report, progress=tenths(report), interrupted=interrupted
+        )
 
-    return make_once(_root() / "engines" / f"{name}-{_digest(asdict(key))}", make, "the TensorRT engine")
+    directory = make_once(_root() / "engines" / f"{name}-{_digest(asdict(key))}", make, "the TensorRT engine")
+    check_plans(directory, read_record(directory))
+    return directory
+
+
+def tenths(report: Report) -> Progress:
+    """Tells ``report`` of every tenth of a build that is done."""
+    said = 0
+
+    def progress(share: float, what: str) -> None:
+        nonlocal said
+        if int(share * 10) > said:
+            said = int(share * 10)
+            report(f"building the TensorRT engine: {10 * said} % of its steps ({what})")
+
+    return progress
+
+
+def engine_directory(engine_file: str) -> Path:
+    """The directory that ``engine_file`` names, itself or by a file in it.
+
+    Raises:
+        ModelError: there is no such file or directory.
+    """
+    place = Path(engine_file).expanduser()
+    if not place.exists():
+        raise ModelError(f"engine_file {place} does not exist: give the directory that `spec-planner build` wrote")
+    return place if place.is_dir() else place.parent
 
 
 def check_engine_directory(directory: Path, model: Path, *, context_length: int, precision: str) -> Manifest:
@@ -65,6 +102,8 @@ def check_engine_directory(directory: Path, model: Path, *, context_length: int,
         ModelError: it does not; one sentence with what differs and how to make one that does.
     """
     record, manifest, trt = read_record(directory), read_manifest(directory), load_tensorrt()
+    if manifest.kind != "target":
+        raise ModelError(f"the engine in {directory} is that of a drafter ({manifest.kind}): give the target's")
     problems = record.key.differences(EngineKey.of(trt, manifest))
     for what, mine, theirs in (
         ("target", manifest.target, target_identity(model)),
@@ -80,6 +119,7 @@ def check_engine_directory(directory: Path, model: Path, *, context_length: int,
             f"{model} --precision {precision} --context-length {context_length} --trt {dialect_for(trt)} --out graphs` "
             f"and `spec-planner build --graph graphs --out {directory}`"
         )
+    check_plans(directory, record)
     return manifest
 
 

@@ -13,10 +13,12 @@ from .bindings import LAYOUT, Manifest
 from .trt_module import TensorRt
 
 _TEGRA_RELEASE = Path("/etc/nv_tegra_release")
+NO_GPU = "torch sees no GPU here (on a Jetson install NVIDIA's torch wheel)"
 _NAMES = {
     "flavour": "TensorRT flavour",
     "version": "TensorRT version",
     "capability": "GPU",
+    "device": "device",
     "release": "Jetson Linux release",
     "graph_hash": "graph",
     "precision": "precision",
@@ -26,11 +28,20 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class EngineKey:
-    """Attributes: ``capability`` as "sm89"; ``release`` of Jetson Linux, "" elsewhere."""
+    """What must be equal.
+
+    Attributes:
+        capability: as "sm89".
+        device: name and number of multiprocessors, for which the full TensorRT chooses kernels; "" of TensorRT-RTX,
+            which chooses them for a capability.
+        release: of Jetson Linux; "" elsewhere, and in a container that does not have ``/etc/nv_tegra_release`` of its
+            Jetson (mount it, or build and run in the same container).
+    """
 
     flavour: str
     version: str
     capability: str
+    device: str
     release: str
     graph_hash: str
     precision: str
@@ -44,15 +55,21 @@ class EngineKey:
             ModelError: no such GPU can be compiled for, or none is here and none named.
         """
         return EngineKey(
-            trt.flavour, trt.version, _capability(trt, capability), jetson_release(), manifest.graph_hash,
-            manifest.precision, LAYOUT,
-        )  # fmt: skip
+            flavour=trt.flavour,
+            version=trt.version,
+            capability=_capability(trt, capability),
+            device=device_name() if trt.flavour == "tensorrt" else "",
+            release=jetson_release(),
+            graph_hash=manifest.graph_hash,
+            precision=manifest.precision,
+            layout=LAYOUT,
+        )
 
     def differences(self, other: EngineKey) -> list[str]:
         """ "GPU sm86 and not sm89", …: this key's values and the other's."""
         mine, theirs = asdict(self), asdict(other)
         return [
-            f"{_NAMES[name]} {_short(mine[name])} and not {_short(theirs[name])}"
+            f"{_NAMES[name]} {_short(name, mine[name])} and not {_short(name, theirs[name])}"
             for name in mine
             if mine[name] != theirs[name]
         ]
@@ -77,13 +94,21 @@ def device_capability() -> str:
     return f"sm{major}{minor}"
 
 
+def device_name() -> str:
+    """ "Orin (16 multiprocessors)" of the GPU that is here, "" without one."""
+    if not torch.cuda.is_available():
+        return ""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"{properties.name} ({properties.multi_processor_count} multiprocessors)"
+
+
 def _capability(trt: TensorRt, wanted: str) -> str:
     wanted, here, offered = wanted.lower(), device_capability(), trt.capabilities()
     if not wanted and not here:
         raise ModelError(
             f"there is no GPU here to build for: name one with --compute-capability ({', '.join(offered)})"
             if offered
-            else "there is no GPU here, and the full TensorRT builds only for the one it runs on: build on the robot"
+            else f"{NO_GPU}, and the full TensorRT builds only for the GPU it runs on: build on the robot"
         )
     if wanted and not offered and wanted != here:
         raise ModelError(
@@ -96,5 +121,5 @@ def _capability(trt: TensorRt, wanted: str) -> str:
     return wanted or here
 
 
-def _short(value: object) -> str:
-    return str(value)[:16] or "none"
+def _short(name: str, value: object) -> str:
+    return str(value)[: 16 if name == "graph_hash" else None] or "none"

@@ -5,8 +5,7 @@ The directory appears whole or not at all, and the same checkpoint always gives 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import onnx
@@ -33,13 +32,13 @@ from .bindings import (
     target_profiles,
 )
 from .checkpoint_lender import CheckpointLender
+from .digests import sha256_of
 from .graph_layers import DIALECTS, TensorRtLayers
 from .precisions import PRECISIONS
 from .weights import EngineWeights
 from .whole_directory import written_whole
 
 Report = Callable[[str], None]
-_READ_BYTES = 1 << 24
 
 
 def export_target(model: Path, directory: Path, *, precision: str, context_length: int, dialect: str = NATIVE,
@@ -90,6 +89,7 @@ def export_target(model: Path, directory: Path, *, precision: str, context_lengt
             weight_bytes=weights.num_bytes,
             graph_hash=_graph_hash(scratch),
             exporter=__version__,
+            tied_head=config.tied_head,
         ).write(scratch)
 
     written_whole(directory, make)
@@ -199,14 +199,4 @@ def _write_graph(graph: TensorRtLayers, name: str, directory: Path) -> tuple[Ten
 
 def _graph_hash(directory: Path) -> str:
     """SHA-256 over graphs and weights."""
-    digest = hashlib.sha256()
-    for path in (*sorted(directory.glob("*.onnx")), directory / WEIGHTS_FILE):
-        for part in _parts(path):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _parts(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            yield part
+    return sha256_of([*sorted(directory.glob("*.onnx")), directory / WEIGHTS_FILE])

@@ -41,8 +41,8 @@ class Compiled:
     restored_apart: int = 0
 
 
-def check_network(trt: TensorRt, definition: Any, network: Network, graph: Path) -> None:
-    """Compare a parsed network with the manifest.
+def check_network(trt: TensorRt, definition: Any, network: Network, graph: Path, advice: str) -> None:
+    """Compare a parsed network with the manifest; ``advice``: what else to try than to export it again.
 
     Raises:
         ModelError: names, shapes or types differ, or the cache is not written in place where it should be.
@@ -57,7 +57,7 @@ def check_network(trt: TensorRt, definition: Any, network: Network, graph: Path)
         problems.append(f"{updates} of {len(network.aliases)} cache updates are in place")
     if problems:
         raise ModelError(
-            f"{graph} was read as something else ({'; '.join(problems[:4])}): export it again, perhaps with --trt 10.3"
+            f"{graph} was read as something else ({'; '.join(problems[:4])}): export it again, or {advice}"
         )
 
 

@@ -27,6 +27,7 @@ class TrtCache:
         shape = (len(self.names), *(int(extent) for extent in like.shape[1:]))
         # Zeros, not empty: a masked slot still enters the matrix product, and NaN × 0 is NaN.
         self.rows = torch.zeros(shape, dtype=dtype_of(like), device=device)
+        _settle(device)
 
     def inputs(self) -> dict[str, torch.Tensor]:
         return {f"past.{name}": rows for name, rows in zip(self.names, self.rows, strict=True)}
@@ -45,7 +46,7 @@ class Buffers:
         self._largest = {
             letter: max(ranges[letter][2] for ranges in network.profiles) for letter in network.profiles[0]
         }
-        self._cache = cache
+        self._cache = None if cache is None else cache.rows  # not the cache itself, which may hold these buffers
         self._buffers = {**given, **({} if cache is None else cache.inputs())}
         self._buffers |= {output: self._buffers[name] for output, name in network.aliases.items()}
         new = [] if cache is None else [f"new.{name}" for name in cache.names if f"new.{name}" in self._tensors]
@@ -59,6 +60,7 @@ class Buffers:
         for name, tensor in self._tensors.items():
             if name not in self._buffers:
                 self._buffers[name] = torch.zeros(self._room(name), dtype=dtype_of(tensor), device=device)
+        _settle(device)
 
     def __contains__(self, name: str) -> bool:
         return name in self._buffers
@@ -75,12 +77,18 @@ class Buffers:
     def store_new_rows(self, sizes: Mapping[str, int]) -> None:
         """Put the keys and values that a pass handed out where ``slots`` says; where it writes itself, nothing."""
         if len(self._new) and self._cache is not None:
-            heads, _, size = self._cache.rows.shape[1:]
+            heads, _, size = self._cache.shape[1:]
             rows = self._new[:, : heads * sizes["n"] * size].unflatten(1, (heads, sizes["n"], size))
-            self._cache.rows.index_copy_(2, self.view("slots", sizes), rows)
+            self._cache.index_copy_(2, self.view("slots", sizes), rows)
 
     def _room(self, name: str) -> int:
         return math.prod(self._tensors[name].at(self._largest))
+
+
+def _settle(device: torch.device) -> None:
+    """Wait for what was put into new buffers on torch's default stream: passes run on another, which does not wait."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def dtype_of(tensor: Tensor) -> torch.dtype:

@@ -6,6 +6,7 @@ TensorRT-RTX also compiles for GPUs that are not there, which is how engines are
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from spec_planner.engines.decoder_config import EngineUnavailable
 
 _FULL, _RTX = "tensorrt", "tensorrt-rtx"
+OLDEST = "10.3"  # JetPack 6; JetPack 5 has 8.5
 _MODULES = (("tensorrt", _FULL), ("tensorrt_rtx", _RTX), ("tensorrt_rtx_bindings", _RTX))
 HOW_TO_GET = (
     "on a Jetson it comes with JetPack (apt install tensorrt, and a venv with --system-site-packages), elsewhere "
@@ -58,16 +60,8 @@ class TensorRt:
 
     def make_log(self) -> Log:
         """A log for builders and runtimes, that keeps what was said."""
-        api, log = self.api, Log()
-
-        class Listener(api.ILogger):  # type: ignore[misc,name-defined]
-            def __init__(self) -> None:
-                api.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                log.take(severity in (api.ILogger.ERROR, api.ILogger.INTERNAL_ERROR), message)
-
-        log.listener = Listener()
+        log = Log()
+        log.listener = _listener_class(self.api.ILogger)(log)
         return log
 
 
@@ -87,16 +81,34 @@ class Log:
 
     @property
     def reason(self) -> str:
-        """The first error, for a sentence."""
-        return " ".join(self.errors[0].split())[:300] if self.errors else "it gave no reason"
+        """The last error, for a sentence: earlier ones may be of something that was got over."""
+        return " ".join(self.errors[-1].split())[:300] if self.errors else "it gave no reason"
+
+
+@functools.cache
+def _listener_class(base: Any) -> Any:
+    """A class, because TensorRT calls a method of its own base class; made once per TensorRT."""
+
+    class Listener(base):  # type: ignore[misc]
+        def __init__(self, log: Log) -> None:
+            base.__init__(self)
+            self._log = log
+
+        def log(self, severity: Any, message: str) -> None:
+            self._log.take(severity in (base.ERROR, base.INTERNAL_ERROR), message)
+
+    return Listener
 
 
 def load_tensorrt() -> TensorRt:
-    """Raises ``EngineUnavailable`` where there is none."""
+    """Raises ``EngineUnavailable`` where there is none, or one that is too old."""
     reasons = []
     for name, flavour in _MODULES:
         try:
-            return TensorRt(importlib.import_module(name), flavour)
+            trt = TensorRt(importlib.import_module(name), flavour)
+            if flavour == _RTX or trt.at_least(OLDEST):
+                return trt
+            reasons.append(f"{name} is there in version {trt.version}, and {OLDEST} is the oldest that can be used")
         except ModuleNotFoundError as error:
             if error.name != name:
                 reasons.append(f"{name} lacks {error.name}")

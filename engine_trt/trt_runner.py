@@ -17,18 +17,22 @@ from numpy.typing import NDArray
 from spec_planner.decoding.contracts import Incompatible
 from spec_planner.engines.passes import EXTENT_STEP
 
-from .bindings import Manifest, Network
+from .bindings import Manifest, Network, Tensor
 from .trt_buffers import Buffers, TrtCache
 from .trt_engine import TrtEngine
 from .trt_module import TensorRt
 
 Arrays = dict[str, NDArray[Any]]
+Bound = dict[str, tuple[Buffers, Any]]  # a step's buffers, and the context that has their addresses
 
 
 class DraftCache(TrtCache):
     """A ``SlotCache`` (see ``drafters/graphs/net_graphs.py``)."""
 
-    length = 0
+    def __init__(self, layers: Sequence[str], like: Tensor, device: torch.device) -> None:
+        super().__init__(layers, like, device)
+        self.length = 0
+        self.bound: Bound = {}  # lives as long as the cache does
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +72,7 @@ class TrtRunner:
             name: TrtEngine(trt, directory / f"{name}.plan", network, device, self._stream)
             for name, network in manifest.networks.items()
         }
-        self._bound: dict[tuple[str, int], tuple[Buffers, Any]] = {}  # by step and cache
+        self._bound: Bound = {}  # of steps that have no cache
 
     @property
     def precision(self) -> str:
@@ -105,7 +109,8 @@ class TrtRunner:
             for name, array in inputs.items():
                 if name in buffers:
                     buffers.view(name, sizes).copy_(torch.from_numpy(np.ascontiguousarray(array)))
-            engine.execute(context, sizes)
+            engine.set_sizes(context, sizes)
+            engine.execute(context)
             buffers.store_new_rows(sizes)
             shapes = {tensor.name: tensor.shape for tensor in engine.network.outputs}
             results = [buffers.view(name, sizes).to("cpu", copy=True).numpy() for name in wanted]
@@ -114,12 +119,12 @@ class TrtRunner:
         ]
 
     def _binding(self, step: str, cache: DraftCache | None) -> tuple[Buffers, Any]:
-        key = (step, 0 if cache is None else cache.rows.data_ptr())
-        if key not in self._bound:
+        bound = self._bound if cache is None else cache.bound
+        if step not in bound:
             engine = self._engines[step]
             buffers = Buffers(engine.network, cache, self._lent, self._device)
-            self._bound[key] = buffers, engine.new_context(0, buffers)
-        return self._bound[key]
+            bound[step] = buffers, engine.new_context(0, buffers)
+        return bound[step]
 
 
 def _sizes(network: Network, inputs: Arrays) -> dict[str, int]:

@@ -32,6 +32,7 @@ from .trt_engine import TrtEngine
 from .trt_module import TensorRt
 
 Lend = Callable[[str], torch.Tensor]
+_Shape = tuple[tuple[int, ...], tuple[int, ...]]  # n, r and S; hidden states put out
 
 
 class TrtSession:
@@ -42,10 +43,11 @@ class TrtSession:
         lend: gives the target's weights by name, on the device and in the engine's type.
         widths: of the passes that are recorded.
         capture: records a run: returns what replays it, and the tensors that then hold its results.
+        weight_bytes: of the built engine and what it is lent; 0: as exported.
     """
 
     def __init__(self, trt: TensorRt, plan: Path, manifest: Manifest, lend: Lend, widths: Collection[int],
-                 device: torch.device, capture: Capture | None = None) -> None:  # fmt: skip
+                 device: torch.device, capture: Capture | None = None, weight_bytes: int = 0) -> None:  # fmt: skip
         """Raises ``ModelError`` when the plan cannot be opened, or is not what the manifest says."""
         self._network, self._manifest, self._device = manifest.networks["decoder"], manifest, device
         self._versions = {trt.flavour: trt.version, "engine": manifest.key}
@@ -58,11 +60,12 @@ class TrtSession:
         self._buffers = Buffers(self._network, self._cache, self._lent, device)
         self._contexts = [self._engine.new_context(profile, self._buffers) for profile in (DECODE, PREFILL)]
         self._widths = frozenset(widths)
-        self._recorded: dict[tuple[Any, ...], tuple[Callable[[], None], list[torch.Tensor]]] = {}
+        self._recorded: dict[_Shape, tuple[Callable[[], None], list[torch.Tensor]]] = {}
+        self._weight_bytes = weight_bytes or manifest.weight_bytes + manifest.lent_bytes
 
     @property
     def weight_bytes(self) -> int:
-        return self._manifest.weight_bytes
+        return self._weight_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -81,10 +84,13 @@ class TrtSession:
         """See ``session_target.Session``."""
         with torch.cuda.stream(self._stream):  # where there is no GPU, None and of no effect
             parts = [self._part(*part, hidden_layers) for part in self._parts(rows, scored)]
+            logits = parts[-1][0]  # of a prompt in parts the last row alone is scored
+            states = [torch.cat(each) for each in zip(*(part[1:] for part in parts), strict=True)]
         if self._stream is not None:
             self._stream.synchronize()  # so that whoever times a pass times all of it
-        logits = parts[-1][0]  # of a prompt in parts the last row alone is scored
-        states = [torch.cat(each) for each in zip(*(part[1:] for part in parts), strict=True)]
+            reader = torch.cuda.current_stream(self._device)
+            for result in (logits, *states):  # its memory is not to be used again here while it is read there
+                result.record_stream(reader)
         return TorchOutput(logits[:wanted], states)
 
     @torch.inference_mode()
@@ -103,6 +109,8 @@ class TrtSession:
 
     def lend(self, name: str) -> torch.Tensor:
         """The buffer that the engine itself is bound to, where it is lent one; else a copy, made when first wanted."""
+        if name == "head" and self._manifest.tied_head:
+            name = "embedding"  # one matrix, one buffer
         if name not in self._lent:
             self._lent[name] = self._make_lent(name)
         return self._lent[name]
@@ -110,6 +118,10 @@ class TrtSession:
     def puts_out(self, layer: int) -> bool:
         """Whether the engine has hidden state ``layer`` among its outputs."""
         return f"hidden.{layer}" in self._buffers
+
+    def forget_other_taps(self, hidden_layers: Sequence[int]) -> None:
+        """Drop the recordings that put out other hidden states: each holds a context and a graph."""
+        self._recorded = {key: kept for key, kept in self._recorded.items() if key[1] == tuple(hidden_layers)}
 
     def _parts(self, rows: PassRows, scored: Sequence[int]) -> Iterator[tuple[PassRows, list[int]]]:
         """Passes that the profiles have room for, each with the rows to score, of which there must be one.
@@ -137,20 +149,36 @@ class TrtSession:
         for name, values in {**numbers, "rows": wanted_rows}.items():
             if name in self._buffers:
                 self._buffers.view(name, sizes).copy_(values)
-        key = (*sizes.values(), *hidden_layers)
         if sizes["n"] == sizes["r"] and sizes["n"] in self._widths:
+            key = tuple(sizes.values()), tuple(hidden_layers)
             if key not in self._recorded:
-                context = self._engine.new_context(DECODE, self._buffers)
-                self._recorded[key] = self._capture(lambda: self._execute(context, sizes, hidden_layers))
+                self._recorded[key] = self._record(sizes, hidden_layers)
             replay, results = self._recorded[key]
             replay()
         else:
-            profile = DECODE if sizes["n"] <= self._network.profiles[DECODE]["n"][2] else PREFILL
-            results = self._execute(self._contexts[profile], sizes, hidden_layers)
+            context = self._contexts[DECODE if sizes["n"] <= self._network.profiles[DECODE]["n"][2] else PREFILL]
+            self._engine.set_sizes(context, sizes)
+            results = self._execute(context, sizes, hidden_layers)
         return [result.clone() for result in results]  # the next pass writes over them
+
+    def _record(
+        self, sizes: Mapping[str, int], hidden_layers: Sequence[int]
+    ) -> tuple[Callable[[], None], list[torch.Tensor]]:
+        """What runs a pass of ``sizes`` again, and its results."""
+        context = self._engine.new_context(DECODE, self._buffers, sizes)
+        if self._engine.can_be_recorded(context):
+            return self._capture(lambda: self._execute(context, sizes, hidden_layers))
+
+        def run() -> None:
+            self._execute(context, sizes, hidden_layers)
+
+        return run, self._results(sizes, hidden_layers)
 
     def _execute(self, context: Any, sizes: Mapping[str, int], hidden_layers: Sequence[int]) -> list[torch.Tensor]:
         """Run ``context`` on the current stream; the results are the buffers themselves."""
-        self._engine.execute(context, sizes)
+        self._engine.execute(context)
         self._buffers.store_new_rows(sizes)
+        return self._results(sizes, hidden_layers)
+
+    def _results(self, sizes: Mapping[str, int], hidden_layers: Sequence[int]) -> list[torch.Tensor]:
         return [self._buffers.view(name, sizes) for name in ("logits", *(f"hidden.{layer}" for layer in hidden_layers))]

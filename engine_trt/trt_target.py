@@ -16,8 +16,10 @@ from spec_planner.engines.passes import BITWISE_EXTENT_STEP, DECODE_WIDTHS, Exte
 from spec_planner.engines.session_target import SessionTarget
 
 from .bindings import read_manifest
+from .build_engine import read_record
 from .checkpoint_lender import CheckpointLender
-from .engine_cache import check_engine_directory, ensure_engine
+from .engine_cache import check_engine_directory, engine_directory, ensure_engine
+from .engine_key import NO_GPU
 from .precisions import PRECISIONS
 from .trt_module import load_tensorrt
 from .trt_session import TrtSession
@@ -48,12 +50,13 @@ class TrtTarget(SessionTarget):
         """
         trt = load_tensorrt()
         if not torch.cuda.is_available():
-            raise EngineUnavailable("engine 'tensorrt' needs an NVIDIA GPU, and torch sees none: use another engine")
+            raise EngineUnavailable(
+                f"engine 'tensorrt' needs an NVIDIA GPU, and {NO_GPU}: run it where there is one, or use another engine"
+            )
         config = read_decoder_config(directory)
         check_context(config, context_length, directory)
         if engine_file:
-            place = Path(engine_file).expanduser()
-            place = place if place.is_dir() else place.parent
+            place = engine_directory(engine_file)
             manifest = check_engine_directory(place, directory, context_length=context_length, precision=precision)
         else:
             place = ensure_engine(directory, context_length=context_length, precision=precision, report=report)
@@ -63,10 +66,11 @@ class TrtTarget(SessionTarget):
         dtype: torch.dtype = getattr(torch, PRECISIONS[manifest.precision].compute)
 
         def lend(name: str) -> torch.Tensor:
-            return lender.lend(name).to(device, dtype)
+            return lender.lend(name, dtype).to(device)
 
         widths = DECODE_WIDTHS if pass_width is None else (pass_width,)
-        session = TrtSession(trt, place / "decoder.plan", manifest, lend, widths, device)
+        weight_bytes = read_record(place).weight_bytes + manifest.lent_bytes
+        session = TrtSession(trt, place / "decoder.plan", manifest, lend, widths, device, weight_bytes=weight_bytes)
         # Every extent is a CUDA graph of its own, and attention over slots that are masked costs little.
         extents = Extents(widths, context_length, BITWISE_EXTENT_STEP)
         return cls(session, config, directory.name, precision, str(device), context_length, widths, extents)
@@ -87,3 +91,4 @@ class TrtTarget(SessionTarget):
                 f"without --taps, or with this one too"
             )
         super().tap(feature_layers)
+        self._session.forget_other_taps(feature_layers)

@@ -28,14 +28,16 @@ def written_whole(directory: Path, make: Callable[[Path], None]) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        new, old = scratch / "new", scratch / "old"
         try:
-            new = scratch / "new"
             new.mkdir()
             make(new)
             if directory.exists():
-                directory.rename(scratch / "old")
+                directory.rename(old)
             new.rename(directory)
         finally:
+            if old.exists() and not directory.exists():  # interrupted between the two
+                old.rename(directory)
             shutil.rmtree(scratch)
     except OSError as error:
         raise ModelError(f"cannot write {directory} ({error}): free space or give another --out") from error

@@ -19,7 +19,7 @@ HELP = "Make TensorRT engines of graphs that `spec-planner export` wrote: on the
 EXAMPLES = """\
 An engine runs with the TensorRT and on the kind of GPU it was built for, and is refused elsewhere. With TensorRT-RTX
 the GPU need not be there: name its compute capability. The full TensorRT measures kernels, and what it measured is
-kept for the next build. Ctrl-C leaves nothing behind.
+kept for the next build. Ctrl-C ends a build at its next step and leaves nothing behind.
 
 examples:
   spec-planner build --graph graphs/target --out engines/target
@@ -48,15 +48,15 @@ def run(options: argparse.Namespace) -> int:
 
     graphs, out = Path(options.graph), Path(options.out)
     manifest = read_manifest(graphs)
-    phases: set[str] = set()
+    said: set[tuple[float, str]] = set()
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     def progress(share: float, phase: str) -> None:
-        if phase not in phases:  # TensorRT says how far a phase is, not how far the build
-            phases.add(phase)
-            say(f"  {phase}")
+        if (round(share, 1), phase) not in said:  # a tenth of the steps, which are not all equally long
+            said.add((round(share, 1), phase))
+            say(f"  {share:4.0%}  {phase}")
 
     with interrupts() as interrupted:
         record = build(
@@ -82,15 +82,22 @@ def _shown(manifest: Manifest, record: EngineRecord, out: Path) -> str:
                 f"  {'':<12} {layers.layers} compiled layers, {layers.fused_attentions} fused attentions, "
                 f"{layers.in_place} cache updates in place, {layers.restored_apart} matrices restored apart"
             )
-    weights = sum(built.weights for built in record.engines.values()) or manifest.weight_bytes
     io_bytes = sum(network.io_bytes for network in manifest.networks.values())
-    total = weights + manifest.kv_bytes + record.activation_bytes + io_bytes
-    lines += [
-        "on the GPU, MB",
-        f"  weights      {weights / 1e6:8.1f}",
-        f"  KV cache     {manifest.kv_bytes / 1e6:8.1f}  at {manifest.context_length} tokens",
-        f"  activations  {record.activation_bytes / 1e6:8.1f}",
-        f"  in and out   {io_bytes / 1e6:8.1f}",
-        f"  together     {total / 1e6:8.1f}",
+    needs = [
+        ("weights", record.weight_bytes, ""),
+        ("lent", manifest.lent_bytes, f"{', '.join(manifest.lent)}: one buffer for target and drafters"),
+        ("KV cache", manifest.kv_bytes, f"at {manifest.context_length} tokens"),
+        ("activations", record.activation_bytes, ""),
+        ("in and out", io_bytes, ""),
     ]
-    return "\n".join(lines)
+    needs.append(("together", sum(size for _, size, _ in needs), ""))
+    shown = [f"  {what:<12} {size / 1e6:8.1f}  {note}".rstrip() for what, size, note in needs if size or what != "lent"]
+    return "\n".join(
+        [
+            *lines,
+            "on the GPU, MB",
+            *shown,
+            "A verify pass is recorded, for every width and 512 slots of context, with its own context. They share",
+            "the activations; TensorRT does not say beforehand what else a context and its CUDA graph take.",
+        ]
+    )

@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
     settings = {"precision": options.precision, "context_length": options.context_length, "dialect": options.trt}
     model = model_directory(options.target, report)
     if options.drafter:
+        if options.lend or options.taps:
+            raise ValueError("--lend and --taps are of a target's graph: leave them out with --drafter")
         manifest = export_drafter(model, _checkpoint(options.drafter, model), out, **settings, report=report)
     else:
         lend = ("embedding", "head") if options.lend else ()

@@ -49,6 +49,7 @@ def test_export_says_what_it_wrote(spec_planner: Run, tiny_model: Path, tmp_path
         (["--target", "nowhere"], "model 'nowhere' is not a directory"),
         (["--drafter", "magic"], "drafter 'magic' is neither a directory nor one of"),
         (["--drafter", "eagle3"], "was trained for"),
+        (["--drafter", "eagle3", "--lend"], "--lend and --taps are of a target's graph"),
     ],
 )
 def test_what_cannot_be_exported_is_said_in_one_sentence(

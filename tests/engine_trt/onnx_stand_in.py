@@ -6,8 +6,10 @@ that shapes are set before a pass and lie in the profile, and that the cache is 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import mmap
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,16 @@ from engine_trt.bindings import Manifest, Network, Tensor
 from engine_trt.trt_module import TensorRt
 
 _NAMES = {"float32": "FLOAT", "float16": "HALF", "int64": "INT64", "bool": "BOOL"}
+
+
+@contextlib.contextmanager
+def recording():
+    """A CUDA graph is recorded: work for the stream is taken, and nothing else."""
+    Context.is_recorded = True
+    try:
+        yield
+    finally:
+        Context.is_recorded = False
 
 
 class Mode(IntEnum):
@@ -36,8 +48,8 @@ def stand_in(graphs: Path, manifest: Manifest) -> TensorRt:
         def __init__(self, logger: Logger) -> None:
             assert isinstance(logger, Logger)
 
-        def deserialize_cuda_engine(self, plan: bytes) -> Engine | None:
-            name = plan.decode()
+        def deserialize_cuda_engine(self, plan: mmap.mmap) -> Engine | None:
+            name = bytes(plan).decode()
             return Engine(graphs / f"{name}.onnx", manifest.networks[name]) if name else None
 
     api = SimpleNamespace(
@@ -89,6 +101,8 @@ class Engine:
 class Context:
     """Reads and writes memory by address, as a GPU would."""
 
+    is_recorded = False
+
     def __init__(self, session: onnxruntime.InferenceSession, network: Network) -> None:
         self._session, self._network = session, network
         self._profile: int | None = None
@@ -100,16 +114,18 @@ class Context:
         assert size >= Engine.device_memory_size_v2
         self._memory = address
 
-    def set_optimization_profile_async(self, profile: int, stream: int) -> None:
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         assert self._profile is None, "a context keeps its profile"
         self._profile = profile
+        return True
 
-    def set_tensor_address(self, name: str, address: int) -> None:
+    def set_tensor_address(self, name: str, address: int) -> bool:
         assert name not in self._addresses, "an address is given once"
         self._addresses[name] = address
+        return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        assert self._profile is not None
+        assert self._profile is not None and not self.is_recorded
         tensor = next(tensor for tensor in self._network.inputs if tensor.name == name)
         least, _, most = self._network.shapes(self._profile, tensor)
         assert all(low <= extent <= high for low, extent, high in zip(least, shape, most, strict=True)), (name, shape)

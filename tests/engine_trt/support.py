@@ -15,14 +15,15 @@ from engine_trt.trt_target import TrtTarget
 from spec_planner.engines.decoder_config import read_decoder_config
 from spec_planner.engines.passes import DECODE_WIDTHS, Extents
 
-from .onnx_stand_in import stand_in
+from .onnx_stand_in import recording, stand_in
 
 CONTEXT = 128
 
 
 def rerun(compute):
     """In a CUDA graph's place: run again over the same inputs."""
-    results = compute()
+    with recording():
+        results = compute()
 
     def replay():
         compute()
@@ -44,7 +45,7 @@ def open_target(model: Path, graphs: Path, manifest: Manifest, widths=DECODE_WID
     dtype = getattr(torch, PRECISIONS[manifest.precision].compute)
     trt = stand_in(graphs, manifest)
     session = TrtSession(
-        trt, plan, manifest, lambda name: lender.lend(name).to(dtype), widths, torch.device("cpu"), capture=rerun
+        trt, plan, manifest, lambda name: lender.lend(name, dtype), widths, torch.device("cpu"), capture=rerun
     )
     config, extents = read_decoder_config(model), Extents(widths, manifest.context_length)
     return TrtTarget(session, config, model.name, manifest.precision, "cpu", manifest.context_length, widths, extents)

@@ -11,9 +11,11 @@ pytest.importorskip("onnx")
 
 from engine_trt import bindings, engine_key
 from engine_trt.bindings import NATIVE, SCATTER
-from engine_trt.build_engine import build, read_record
+from engine_trt.build_engine import WORKSPACE_LIMIT, _Builder, build, read_record
 from engine_trt.engine_cache import check_engine_directory, ensure_engine
+from engine_trt.engine_key import EngineKey
 from engine_trt.export import export_drafter, export_target
+from engine_trt.timings import Timings
 from engine_trt.trt_module import load_tensorrt
 from spec_planner.engines.decoder_config import EngineUnavailable, ModelError
 from spec_planner.engines.default_model import default_model_directory
@@ -153,7 +155,11 @@ def test_the_cache_builds_once_per_gpu_and_setting(model, tmp_path, monkeypatch)
         return ensure_engine(model, **{"context_length": 64, "precision": "float16", **changes}, report=said.append)
 
     first = ensure()
-    assert "once, minutes" in " ".join(said) and (first / "decoder.plan").is_file()
+    assert (
+        "once, minutes" in " ".join(said)
+        and any("0 % of its steps" in line for line in said)
+        and (first / "decoder.plan").is_file()
+    )
     said.clear()
     assert ensure() == first and not said
     assert check_engine_directory(first, model, context_length=64, precision="float16").context_length == 64
@@ -186,10 +192,49 @@ def test_refusals_leave_nothing(model, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["graphs"]
 
 
+def test_ctrl_c_in_a_report_comes_out_of_the_build(model, tmp_path, monkeypatch):
+    """TensorRT drops what its callbacks raise; the build has to bring it along."""
+    monkeypatch.setenv("SPEC_PLANNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine_key, "device_capability", lambda: "sm89")
+    export_target(model, tmp_path / "graphs", precision="float16", context_length=64)
+    shares: list[float] = []
+
+    def press(share, what):
+        shares.append(share)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "graphs", tmp_path / "engine", capability="sm89", progress=press)
+    assert len(shares) < 5  # and not at the end of it
+    assert not (tmp_path / "engine").exists()
+
+    def report(line):
+        if "%" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure_engine(model, context_length=64, precision="float16", report=report)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_engine(model, context_length=64, precision="float16", interrupted=lambda: True)
+    assert [path.name for path in (tmp_path / "cache" / "tensorrt" / "engines").iterdir()] == [".lock"]
+
+
+def test_what_the_builder_is_told(model, tmp_path):
+    manifest = export_target(model, tmp_path / "graphs", precision="float32", context_length=64)
+    trt = load_tensorrt()
+    builder = _Builder(trt, EngineKey.of(trt, manifest, "sm89"), NATIVE, Timings(None, print))
+    log = trt.make_log()
+    config = builder.config(trt.api.Builder(log.listener), manifest.networks["decoder"])
+    assert not config.get_flag(trt.api.BuilderFlag.TF32)  # which it has by default
+    assert config.get_flag(trt.api.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert config.get_memory_pool_limit(trt.api.MemoryPoolType.WORKSPACE) == WORKSPACE_LIMIT
+
+
 def test_progress_is_told_and_tensorrt_rtx_measures_nothing(model, tmp_path):
     export_target(model, tmp_path / "graphs", precision="float16", context_length=64)
     seen: list[tuple[float, str]] = []
     build(tmp_path / "graphs", tmp_path / "engine", capability="sm89", timing_file=tmp_path / "timing",
           progress=lambda share, what: seen.append((share, what)))  # fmt: skip
     assert seen and all(0 < share <= 1 and what for share, what in seen)
+    assert seen == sorted(seen, key=lambda entry: entry[0]) and seen[-1][0] > 0.8
     assert (tmp_path / "timing").exists() == load_tensorrt().keeps_timings

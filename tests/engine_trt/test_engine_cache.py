@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
@@ -14,9 +16,9 @@ import pytest
 pytest.importorskip("onnx")
 
 from engine_trt import engine_cache, engine_key
-from engine_trt.bindings import NATIVE, SCATTER, Manifest
+from engine_trt.bindings import MANIFEST_FILE, NATIVE, SCATTER, Manifest, read_manifest
 from engine_trt.build_engine import ENGINE_FILE, Built, EngineRecord, read_record
-from engine_trt.engine_cache import check_engine_directory, dialect_for
+from engine_trt.engine_cache import check_engine_directory, dialect_for, engine_directory, tenths
 from engine_trt.engine_key import EngineKey, jetson_release
 from engine_trt.export import export_target
 from engine_trt.inspect_engine import Compiled
@@ -25,6 +27,7 @@ from spec_planner.engines.decoder_config import EngineUnavailable, ModelError
 from tests.models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAN = b"as good as a plan"
 
 
 def full(version: str) -> TensorRt:
@@ -50,7 +53,9 @@ def engine(model, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_cache, "load_tensorrt", lambda: full("10.3.0"))
     directory = tmp_path / "engine"
     manifest = export_target(model, directory, precision="float16", context_length=100, dialect=SCATTER)
-    record = EngineRecord(EngineKey.of(full("10.3.0"), manifest), {"decoder": Built(1, 2, 3, Compiled())})
+    (directory / "decoder.plan").write_bytes(PLAN)
+    built = Built(len(PLAN), hashlib.sha256(PLAN).hexdigest(), 2, 3, Compiled())
+    record = EngineRecord(EngineKey.of(full("10.3.0"), manifest), {"decoder": built})
     (directory / ENGINE_FILE).write_text(json.dumps(dataclasses.asdict(record)))
     assert read_record(directory) == record
     return directory
@@ -90,6 +95,48 @@ def test_an_engine_of_something_else_is_refused(engine, model, tmp_path):
     export_target(model, engine, precision="float16", context_length=128, dialect=SCATTER)  # the engine file is gone
     with pytest.raises(ModelError, match="holds no engine.*spec-planner build"):
         check(engine, model)
+
+
+def test_an_engine_that_cannot_be_used_is_refused_before_it_is_opened(engine, model):
+    assert engine_directory(str(engine)) == engine == engine_directory(str(engine / "decoder.plan"))
+    with pytest.raises(ModelError, match="engine_file .*nowhere does not exist: give the directory"):
+        engine_directory(str(engine / "nowhere"))
+    (engine / "decoder.plan").write_bytes(PLAN[:-1])
+    with pytest.raises(ModelError, match="is not the plan that was built .16 bytes, 17 expected"):
+        check(engine, model)
+    (engine / "decoder.plan").write_bytes(PLAN[::-1])
+    with pytest.raises(ModelError, match="is not the plan that was built.*make the engine again"):
+        check(engine, model)
+    (engine / "decoder.plan").unlink()
+    with pytest.raises(ModelError, match="decoder.plan cannot be read .*make the engine again"):
+        check(engine, model)
+    manifest = json.loads((engine / MANIFEST_FILE).read_text())
+    (engine / MANIFEST_FILE).write_text(json.dumps({**manifest, "kind": "eagle3"}))
+    with pytest.raises(ModelError, match="is that of a drafter .eagle3.: give the target's"):
+        check(engine, model)
+
+
+def test_the_full_tensorrt_is_bound_to_the_very_device(engine, model, monkeypatch):
+    """Two GPUs of one compute capability have kernels of their own; TensorRT-RTX compiles for the capability."""
+    monkeypatch.setattr(engine_key, "device_name", lambda: "Orin Nano (8 multiprocessors)")
+    with pytest.raises(ModelError, match="is for device none and not Orin Nano .8 multiprocessors.: make it again"):
+        check(engine, model)
+    monkeypatch.setattr(engine_key, "device_capability", lambda: "sm89")
+    assert EngineKey.of(rtx(), read_manifest(engine)).device == ""
+
+
+def test_every_tenth_of_a_build_is_told_once():
+    said: list[str] = []
+    progress = tenths(said.append)
+    for share in (0.0, 0.05, 0.1, 0.12, 0.35, 0.39, 1.0):
+        progress(share, "timing tactics")
+    assert [line.split(": ")[1] for line in said] == [f"{n} % of its steps (timing tactics)" for n in (10, 30, 100)]
+
+
+def test_sizes_are_summed_over_engines_and_a_silent_one_counts_whole(engine):
+    one, other = Built(100, "", 90, 30, Compiled()), Built(50, "", 0, 20, Compiled())
+    record = EngineRecord(read_record(engine).key, {"rows": one, "follow": other})
+    assert (record.weight_bytes, record.activation_bytes, record.plan_bytes) == (140, 50, 150)
 
 
 def test_capabilities(model, tmp_path, monkeypatch):
@@ -132,6 +179,22 @@ from spec_planner.cli import build
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_file_is_python_3_10():
+    """JetPack 6's, of which there is none here: by its grammar."""
+    for path in (ROOT / "engine_trt").glob("*.py"):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
+
+
+def test_a_tensorrt_that_is_too_old_is_refused_with_that_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="8.5.2.2"))
+    for name in ("tensorrt_rtx", "tensorrt_rtx_bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EngineUnavailable, match="tensorrt is there in version 8.5.2.2, and 10.3 is the oldest"):
+        load_tensorrt()
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="10.3.0"))
+    assert load_tensorrt().flavour == "tensorrt"
 
 
 def test_without_tensorrt_one_sentence_says_how_to_get_it(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,22 @@ def test_a_failed_export_leaves_what_was_there(model, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_an_interruption_between_old_and_new_leaves_the_old(model, tmp_path, monkeypatch):
+    before = export_target(model, tmp_path / "out", **SETTINGS)
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if path.name == "new":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", interrupted)
+        export_target(model, tmp_path / "out", precision="int8", context_length=100)
+    assert read_manifest(tmp_path / "out") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_settings_that_cannot_be_are_refused(model, tmp_path):
     for settings, words in (
         ({"precision": "int3"}, "no precision 'int3'.*float16"),
@@ -110,7 +127,8 @@ def test_a_manifest_that_cannot_be_used_is_refused(model, tmp_path):
 
 def test_what_is_lent_is_an_input_and_not_in_the_weights(model, tmp_path):
     manifest = export_target(model, tmp_path / "out", precision="int8", context_length=100, lend=("embedding", "head"))
-    assert manifest.lent == ("embedding",)
+    assert manifest.lent == ("embedding",) and manifest.tied_head
+    assert manifest.lent_bytes == 320 * 64 * 2
     tensor = next(tensor for tensor in manifest.networks["decoder"].inputs if tensor.name == "embedding")
     assert (tensor.dtype, tensor.shape) == ("float16", (320, 64))
     graph = onnx.load(tmp_path / "out" / "decoder.onnx", load_external_data=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -141,6 +142,16 @@ def test_many_rows_are_read_in_parts(target, tmp_path, monkeypatch):
         cache.make_room(200)
 
 
+def test_a_cache_that_is_dropped_takes_its_buffers_along(target, tmp_path):
+    runner = open_engines(target, find_shipped("eagle3", target_identity(target)), tmp_path / "graphs", NATIVE)
+    network = bindings.read_manifest(tmp_path / "graphs").networks["rows"]
+    cache = runner.new_cache(("0",), *(network.cache[0].shape[i] for i in (1, 3)))
+    runner.run("rows", numbers(network, 3, 0, np.random.default_rng(8)), ["logits"], cache)
+    rows, buffers = weakref.ref(cache.rows), weakref.ref(cache.bound["rows"][0])
+    del cache
+    assert rows() is None and buffers() is None
+
+
 def test_a_borrowed_head_is_bound_where_the_target_has_it(target, tmp_path):
     """Medusa heads whose checkpoint names no small head of their own."""
     source, bare = find_shipped("medusa", target_identity(target)), tmp_path / "medusa"
@@ -158,6 +169,6 @@ def test_a_borrowed_head_is_bound_where_the_target_has_it(target, tmp_path):
     runner = TrtRunner(stand_in(graphs, manifest), graphs, manifest, {"head": head}.__getitem__, torch.device("cpu"))
     hidden = np.random.default_rng(7).standard_normal((1, head.shape[1])).astype(np.float32)
     (logits,) = runner.run("heads", {"hidden": hidden, "rows": np.array([1])}, ["logits"])
-    ((buffers, _),) = runner._bound.values()
+    ((buffers, _),) = runner._bound.values()  # of the step that has no cache
     assert buffers.addresses()["head"] == head.data_ptr() and logits.shape == (1, len(head))
     assert manifest.weight_bytes < head.nbytes

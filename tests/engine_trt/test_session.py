@@ -1,6 +1,6 @@
 """The run time, with ONNX Runtime in TensorRT's place: conformance in both dialects, prompts in parts, lending.
 
-On a machine with a GPU and TensorRT the same suite runs on the real thing, at the end of this file.
+On a machine with a GPU and TensorRT the same suites run on the real thing: ``test_on_gpu.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from engine_trt import bindings
 from engine_trt.bindings import NATIVE, SCATTER
 from engine_trt.inspect_engine import check_engine
-from engine_trt.trt_module import load_tensorrt
 from engine_trt.trt_session import TrtSession
 from engine_trt.trt_target import TrtTarget
 from spec_planner.decoding.contracts import Incompatible, PromptInput
@@ -26,8 +25,9 @@ from spec_planner.engines.torch_target import TorchTarget
 from tests.conformance.target_suite import BitwiseSuite, ModelTargetSuite
 from tests.models import make_tiny_model
 
-from .onnx_stand_in import stand_in
+from .onnx_stand_in import Context, Engine, stand_in
 from .support import CONTEXT, make_target, open_target, rerun
+from .test_on_gpu import why_not_on_gpu
 
 IDS = tuple(np.random.default_rng(3).integers(0, 320, CONTEXT).tolist())
 
@@ -84,6 +84,18 @@ def test_target_and_drafters_share_one_buffer(model, tmp_path, dialect):
     assert np.array_equal(lending.verify(tree).logits_row(4), plain.verify(tree).logits_row(4))
 
 
+@pytest.mark.parametrize("lend", [(), ("embedding", "head")])
+def test_a_tied_head_is_lent_as_the_embedding(model, tmp_path, lend):
+    """One buffer in half precision too, where every call of the lender makes a copy."""
+    target = make_target(model, tmp_path / "graphs", "float16", NATIVE, lend=lend)
+    head = target.lend("head")
+    assert head.dtype == torch.float16 and head.data_ptr() == target.lend("embedding").data_ptr()
+    untied = make_tiny_model(tmp_path / "untied", tied=False)
+    other = make_target(untied, tmp_path / "other", "float16", NATIVE, lend=lend)
+    assert other.lend("head").data_ptr() != other.lend("embedding").data_ptr()
+    assert other.info.weight_bytes >= 2 * 320 * 64 * 2  # what is lent counts as well
+
+
 def test_half_precision_stays_close_to_the_reference(model, tmp_path):
     reference = TorchTarget.load(model, context_length=CONTEXT, device="cpu")
     half = make_target(model, tmp_path / "graphs", "float16", NATIVE)
@@ -119,8 +131,24 @@ def test_verify_passes_are_recorded_once_per_shape_and_prompts_never(model, tmp_
         target.verify(DraftTree.chain(tokens))
     assert [len(logits) for logits, *_ in recorded] == [4, 1]
     target.tap([1])
+    assert not target._session._recorded  # contexts that put out other states are of no use now
     target.verify(DraftTree.chain(IDS[34:38]))
+    target.tap([1])
+    target.verify(DraftTree.chain(IDS[35:38]))
     assert len(recorded) == 3
+
+
+def test_what_cannot_be_recorded_is_run_each_time(model, tmp_path, monkeypatch):
+    recorded, plain = (make_target(model, tmp_path / name, "float32", NATIVE) for name in ("recorded", "plain"))
+    for target in (recorded, plain):
+        target.extend(PromptInput(IDS[:30]))
+    monkeypatch.setattr(Context, "is_stream_capturable", lambda self, stream: False, raising=False)
+    plain._session._capture = None
+    for tokens in (IDS[30:34], IDS[31:35]):  # the second one replays
+        with monkeypatch.context() as patch:
+            patch.delattr(Context, "is_stream_capturable")
+            expected = recorded.verify(DraftTree.chain(tokens)).logits_row(3)
+        assert np.array_equal(plain.verify(DraftTree.chain(tokens)).logits_row(3), expected)
 
 
 def test_first_layers_are_no_engine(model, tmp_path):
@@ -135,46 +163,41 @@ def test_refusals(model, tmp_path):
     with pytest.raises(ModelError, match="cannot open .*decoder.plan.*build it again"):
         empty = stand_in(tmp_path / "graphs", manifest)
         TrtSession(empty, tmp_path / "graphs" / "decoder.plan", manifest, torch.empty, (8,), torch.device("cpu"), rerun)
-    network = manifest.networks["decoder"]
-    shorter = dataclasses.replace(network, profiles=network.profiles[:1])
-    wider = dataclasses.replace(
-        network, tensors=tuple(dataclasses.replace(tensor, shape=(3, *tensor.shape[1:])) for tensor in network.tensors)
-    )
-    trt = stand_in(tmp_path / "graphs", manifest)
+    (tmp_path / "graphs" / "decoder.plan").unlink()
+    with pytest.raises(ModelError, match="decoder.plan cannot be read .*No such file.*build it again"):
+        TrtSession(empty, tmp_path / "graphs" / "decoder.plan", manifest, torch.empty, (8,), torch.device("cpu"), rerun)
+
+
+def test_an_engine_that_is_not_what_its_manifest_says_is_refused(model, tmp_path, monkeypatch):
+    manifest = make_target(model, tmp_path, "float32", NATIVE)._session._manifest
+    network, trt = manifest.networks["decoder"], stand_in(tmp_path, manifest)
     engine = trt.api.Runtime(trt.make_log().listener).deserialize_cuda_engine(b"decoder")
     check_engine(trt, engine, network, tmp_path)
-    for other, words in ((shorter, "2 profiles, expected 1"), (wider, r"ids is int64 \(-1,\), expected int64 \(3,\)")):
+
+    def changed(**values):
+        tensors = tuple(dataclasses.replace(t, **values) if t.name == "ids" else t for t in network.tensors)
+        return dataclasses.replace(network, tensors=tensors)
+
+    decode, prefill = network.profiles
+    for other, words in (
+        (dataclasses.replace(network, profiles=(decode,)), "2 profiles, expected 1"),
+        (dataclasses.replace(network, profiles=(decode, {**prefill, "n": (1, 5, 90)})),
+         r"ids goes from \(1,\) to \(128,\) in profile 1"),
+        (changed(shape=(3,)), r"ids is int64 \(-1,\), expected int64 \(3,\)"),
+        (changed(dtype="int32"), r"ids is int64 \(-1,\), expected int32 \(-1,\)"),
+        (changed(name="tokens"), "unexpected ids; missing tokens"),
+    ):  # fmt: skip
         with pytest.raises(ModelError, match=words):
             check_engine(trt, engine, other, tmp_path)
-
-
-def _on_gpu() -> str:
-    """Why the real engine cannot run here; "" where it can."""
-    try:
-        load_tensorrt()
-    except EngineUnavailable as error:
-        return str(error)
-    return "" if torch.cuda.is_available() else "torch sees no GPU"
-
-
-@pytest.mark.skipif(bool(_on_gpu()), reason=_on_gpu())
-@pytest.mark.parametrize("precision", ["float32", "float16"], scope="class")
-class TestTensorRt(ModelTargetSuite):
-    """On the GPU that is here, with the TensorRT that is here."""
-
-    @pytest.fixture(scope="class")
-    def target(self, precision, tmp_path_factory):
-        directory = tmp_path_factory.mktemp("trt")
-        model = make_tiny_model(directory / "tiny")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SPEC_PLANNER_CACHE", str(directory / "cache"))
-            return TrtTarget.load(model, context_length=CONTEXT, precision=precision)
+    monkeypatch.setattr(Engine, "get_aliased_input_tensor", lambda self, name: name.replace("present.1", "past.0"))
+    with pytest.raises(ModelError, match="present.0.key does not lie where past.0.key does"):
+        check_engine(trt, engine, network, tmp_path)
 
 
 def test_a_target_that_cannot_run_here_says_why(model):
-    if not _on_gpu():
+    if not why_not_on_gpu():
         pytest.skip("it can run here")
-    with pytest.raises(EngineUnavailable, match="needs TensorRT|needs an NVIDIA GPU"):
+    with pytest.raises(EngineUnavailable, match="needs TensorRT|needs an NVIDIA GPU, and torch sees no GPU here"):
         TrtTarget.load(model, context_length=CONTEXT)
 
 

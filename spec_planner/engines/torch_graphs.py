@@ -11,6 +11,7 @@ as they never run at the same time. A prompt's full chunks have one of these wid
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,7 +48,13 @@ class GraphedTorchSession(TorchSession):
         arrays = [torch.from_numpy(array) for array in pass_arrays(rows, scored)]
         if key not in self._recorded:
             inputs = [array.to(self.decoder.device, copy=True) for array in arrays]
-            self._recorded[key] = _Recorded(self._capture, inputs, lambda: self._compute(*inputs, hidden_layers))
+            try:
+                self._recorded[key] = _Recorded(self._capture, inputs, lambda: self._compute(*inputs, hidden_layers))
+            except RuntimeError as error:  # this GPU, driver or kernel does not record: slower, not wrong
+                (reason, *_) = str(error).strip().splitlines() or [type(error).__name__]
+                warnings.warn(f"torch records no CUDA graphs here ({reason}): passes run one by one", stacklevel=2)
+                self._widths = frozenset()
+                return super().run(rows, scored, hidden_layers, wanted)
         logits, *states = self._recorded[key].run(arrays)
         if self.decoder.device.type == "cuda":
             torch.cuda.synchronize(self.decoder.device)

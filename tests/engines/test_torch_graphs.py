@@ -69,3 +69,19 @@ def test_an_output_outlives_the_next_replay(recorded):
     before = output.logits_row(0).copy()
     target.verify(DraftTree.root(250))
     assert (output.logits_row(0) == before).all()
+
+
+def test_where_nothing_can_be_recorded_passes_run_as_they_are(recorded):
+    target, counted = recorded
+    before = target.verify(DraftTree.chain((7, 8, 9))).logits_row(2)
+    failed = []
+
+    def capture(compute):
+        failed.append(compute())
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    target._session._capture = capture
+    with pytest.warns(UserWarning, match=r"no CUDA graphs here \(operation not permitted when stream is capturing\)"):
+        target.verify(DraftTree.root(7))
+    again = target.verify(DraftTree.chain((7, 8, 9))).logits_row(2)
+    assert len(failed) == 1 and (again == before).all()

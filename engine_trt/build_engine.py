@@ -149,32 +149,41 @@ class _Builder:
 
     def _build(self, graph: Path, network: Network, path: Path, watch: BuildWatch) -> Built:
         api, log = self._trt.api, self._trt.make_log()
-        builder = api.Builder(log.listener)
-        definition = builder.create_network(1 << int(api.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = api.OnnxParser(definition, log.listener)
-        if not parser.parse_from_file(str(graph)):
-            reasons = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
-            raise ModelError(f"{self._trt.flavour} {self._trt.version} cannot read {graph} ({reasons}): {self._advice}")
-        check_network(self._trt, definition, network, graph, self._advice)
-        config = self.config(builder, network)
-        config.progress_monitor = watch.monitor(api)
-        plan = builder.build_serialized_network(definition, config)
-        watch.check()
-        if plan is None:
-            raise ModelError(
-                f"{self._trt.flavour} {self._trt.version} cannot build {graph} for {self._key.capability} "
-                f"({log.reason}): try another --precision"
+        builder = definition = parser = config = plan = content = None
+        try:
+            builder = api.Builder(log.listener)
+            definition = builder.create_network(1 << int(api.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+            parser = api.OnnxParser(definition, log.listener)
+            if not parser.parse_from_file(str(graph)):
+                reasons = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
+                raise ModelError(
+                    f"{self._trt.flavour} {self._trt.version} cannot read {graph} ({reasons}): {self._advice}"
+                )
+            check_network(self._trt, definition, network, graph, self._advice)
+            config = self.config(builder, network)
+            config.progress_monitor = watch.monitor(api)
+            plan = builder.build_serialized_network(definition, config)
+            watch.check()
+            if plan is None:
+                raise ModelError(
+                    f"{self._trt.flavour} {self._trt.version} cannot build {graph} for {self._key.capability} "
+                    f"({log.reason}): try another --precision"
+                )
+            content = memoryview(plan)  # of TensorRT's own memory: a plan is as large as the model
+            path.write_bytes(content)
+            self._timings.keep(config)
+            return Built(
+                plan=int(plan.nbytes),
+                sha256=hashlib.sha256(content).hexdigest(),
+                weights=_last(log, "Weights"),
+                activations=_greatest(log, "Activation"),
+                compiled=compiled(log.lines, network),
             )
-        content = memoryview(plan)  # of TensorRT's own memory: a plan is as large as the model
-        path.write_bytes(content)
-        self._timings.keep(config)
-        return Built(
-            plan=int(plan.nbytes),
-            sha256=hashlib.sha256(content).hexdigest(),
-            weights=_last(log, "Weights"),
-            activations=_greatest(log, "Activation"),
-            compiled=compiled(log.lines, network),
-        )
+        except BaseException as error:
+            failure = error.with_traceback(None)  # whose frames hold TensorRT's objects
+        finally:  # in this order and now, not whenever and in what order garbage is collected
+            content = plan = config = parser = definition = builder = None
+        raise failure
 
     @property
     def _advice(self) -> str:

@@ -62,7 +62,11 @@ class TensorRt:
         """A log for builders and runtimes, that keeps what was said."""
         log = Log()
         log.listener = _listener_class(self.api.ILogger)(log)
+        _LISTENERS.append(log.listener)
         return log
+
+
+_LISTENERS: list[Any] = []  # TensorRT keeps a pointer to the first it is given, for as long as the process lives
 
 
 class Log:

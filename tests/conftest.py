@@ -13,10 +13,18 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
-@pytest.fixture(autouse=True)
-def torchs_threads_stay_as_they_were():
-    """A target told how many threads to use tells the whole process, and sums come out in another order."""
-    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
-    yield
-    if before is not None and sys.modules["torch"].get_num_threads() != before:
-        sys.modules["torch"].set_num_threads(before)
+_threads: list[int] = []  # torch's own choice, once it was imported
+
+
+def pytest_collection_finish() -> None:
+    if "torch" in sys.modules:
+        _threads.append(sys.modules["torch"].get_num_threads())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """A target told how many threads to use tells the whole process, and sums come out in another order. So every test,
+    and every fixture with it, begins with as many as torch took by itself.
+    """
+    if _threads and sys.modules["torch"].get_num_threads() != _threads[0]:
+        sys.modules["torch"].set_num_threads(_threads[0])

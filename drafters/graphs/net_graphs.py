@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..draft_net import Cache
+
 if TYPE_CHECKING:
     from spec_planner.graphs.layers import GraphLayers
     from spec_planner.graphs.weights import WeightWriter
@@ -96,23 +98,14 @@ class NetGraphs:
                 writer.add(name, array)
 
 
-class SlotCache(Protocol):
-    """Keys and values of committed rows, in the runner's memory, and how many of them count."""
-
-    length: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory in use."""
+class SlotCache(Cache, Protocol):
+    """A cache in the runner's memory."""
 
     def make_room(self, count: int) -> int:
         """Slots S that a pass of ``count`` more rows looks at, the cache laid out for as many."""
 
     def advance(self, count: int) -> None:
         """Keep ``count`` more rows."""
-
-    def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` rows; longer than the cache changes nothing."""
 
 
 class Runner(Protocol):

@@ -12,6 +12,7 @@ The first layer has no input norm, and there is no norm at the end.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from .layers import DecoderLayer, DraftModule, KVCache, LayerSizes, Mask
 from .rope import Rope
 
 
-class EagleModule(DraftModule):
+class EagleModule(DraftModule, abc.ABC):
     """What the drafter asks of an EAGLE network, whichever it is; see ``draft_net.EagleNet``."""
 
     num_layers: int
@@ -42,9 +43,9 @@ class EagleModule(DraftModule):
         output: torch.Tensor = self(tokens, hidden, places, mask, cache)
         return output, self.logits(output[scored]).float().cpu().numpy()
 
+    @abc.abstractmethod
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """Rows [n, d] that ``forward`` returned → logits [n, V_d]."""
-        raise NotImplementedError
 
 
 class Eagle1Net(EagleModule):

@@ -11,11 +11,13 @@ A network keeps no context: that is in its cache, one that it has made, and whoe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # what a drafter needs is looked up on machines without torch too
+    import torch
 
 
 class Cache(Protocol):
